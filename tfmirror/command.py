@@ -1,0 +1,98 @@
+"""How a command starts and ends: flags in, one call, exit code out.
+
+    if __name__ == "__main__":
+        command.run(main, config.TrainConfig, __doc__)
+
+Exit codes: 0 done; 1 unexpected, with its traceback; 2 wrong flag or input, one line;
+3 training stopped; 130 interrupted.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+
+from tfmirror import config, flags
+
+EXIT_WRONG_INPUT = 2
+EXIT_STOPPED = 3
+EXIT_INTERRUPTED = 130
+
+# TensorFlow's own switch (0 shows all). Set by the user, nothing is kept out of sight.
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def run(main, settings_class, synopsis, argv=None):
+    """Parses flags into a `settings_class`, calls `main` with it, exits the process.
+
+    Args:
+      main: function of the settings; imports TensorFlow only when called, so that wrong
+        flags and --help are answered at once.
+      argv: arguments; None: those of the process.
+    """
+    sys.exit(
+        exit_code(
+            main, settings_class, synopsis, sys.argv[1:] if argv is None else argv
+        )
+    )
+
+
+def exit_code(main, settings_class, synopsis, argv):
+    """Does what `run` does, but returns the exit code."""
+    try:
+        settings = flags.parse(argv, settings_class, synopsis)
+        import_tensorflow_quietly()
+        main(settings)
+    except flags.HelpRequested as request:
+        print(request)
+    except config.InputError as error:
+        print_error(error)
+        return EXIT_WRONG_INPUT
+    except config.TrainingStoppedError as error:
+        print_error(error)
+        return EXIT_STOPPED
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def print_error(error):
+    """Prints one line on standard error."""
+    text = " ".join(str(error).split())
+    print(f"error: {text}", file=sys.stderr, flush=True)
+
+
+def import_tensorflow_quietly():
+    """Imports TensorFlow without its start-up lines, unless the user set its log level.
+
+    Some of them are written before TensorFlow reads its log level (2.21), straight to
+    file descriptor 2: it points to a file during the import, which is shown if that
+    fails.
+    """
+    if LOG_LEVEL in os.environ:
+        return
+    os.environ[LOG_LEVEL] = "3"
+    with tempfile.TemporaryFile() as captured:
+        try:
+            with _standard_error_to(captured):
+                importlib.import_module("tensorflow")
+        except BaseException:
+            captured.seek(0)
+            sys.stderr.write(captured.read().decode(errors="replace"))
+            raise
+
+
+@contextlib.contextmanager
+def _standard_error_to(file):
+    """Lets file descriptor 2 point to `file`, for C++ as for Python."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)

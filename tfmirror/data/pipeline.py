@@ -1,0 +1,73 @@
+"""The tf.data pipeline: parts of shuffled global batches, gathered whole by index.
+
+    parts = batch_parts(
+        examples, first=0, part_sizes=(64, 64), batches_per_epoch=11, shuffle_seed=0
+    )
+    # part 0 of batch 0, part 1 of batch 0, part 0 of batch 1, ... without end
+
+Which examples a global batch holds, and in what order, is a function of (seed, epoch,
+batch) and of nothing else: not of the number of parts, of threads, or of what ran before.
+"""
+
+import itertools
+
+import tensorflow as tf
+
+
+def batch_parts(examples, *, first, part_sizes, batches_per_epoch, shuffle_seed=None):
+    """Returns an endless tf.data.Dataset of the parts of one batch after another.
+
+    With B the sum of `part_sizes`, batch k of an epoch holds the examples at positions
+    first + k B to first + (k + 1) B of that epoch's order, and its part p the
+    `part_sizes[p]` of them that follow those of the parts before. An element is one part:
+    images [part_sizes[p], H, W, C] uint8 and labels [part_sizes[p]] int32.
+
+    It has no end so that tf.distribute need not test for one at every step; who takes
+    `batches_per_epoch` batches stands at the start of the next epoch.
+
+    Args:
+      examples: datasets.Examples.
+      shuffle_seed: each epoch has an order of its own drawn from it; None: as stored.
+    """
+    num_examples, num_parts = len(examples), len(part_sizes)
+    starts = tf.constant(list(itertools.accumulate(part_sizes, initial=0)), tf.int64)
+    batch_size = sum(part_sizes)
+    # As eager tensors these are captured once, not copied into the graph.
+    images, labels = tf.constant(examples.images), tf.constant(examples.labels)
+    static_size = part_sizes[0] if len(set(part_sizes)) == 1 else None
+
+    def part(counter):
+        batch, p = counter // num_parts, counter % num_parts
+        epoch, k = batch // batches_per_epoch, batch % batches_per_epoch
+        begin = first + k * batch_size
+        positions = tf.range(begin + starts[p], begin + starts[p + 1])
+        indices = order(positions, shuffle_seed, epoch, num_examples)
+        indices = tf.ensure_shape(indices, [static_size])
+        return tf.gather(images, indices), tf.gather(labels, indices)
+
+    return tf.data.Dataset.counter().map(part).prefetch(2 * num_parts)
+
+
+def order(positions, shuffle_seed, epoch, num_examples):
+    """Returns the examples that stand at `positions` in an epoch's order.
+
+    A permutation of [0, num_examples) that needs no memory: any position of any epoch
+    can be asked for alone (tf.random.experimental.index_shuffle, a block cipher).
+
+    Args:
+      positions: [n] int64 in [0, num_examples).
+      shuffle_seed: None for the stored order.
+      epoch: scalar int64.
+    """
+    if shuffle_seed is None:
+        return positions
+    seed = tf.stack([tf.constant(shuffle_seed, tf.int64), epoch])
+    # The operation refuses an empty vector (TensorFlow 2.21), and a replica may have no
+    # example in a last batch: one position more goes in, and its answer is dropped.
+    padded = tf.concat([positions, tf.zeros([1], tf.int64)], axis=0)
+    return tf.random.experimental.index_shuffle(padded, seed, num_examples - 1)[:-1]
+
+
+def to_unit_range(images):
+    """Returns uint8 `images` as float32 in [0, 1]; done on the device, after the copy."""
+    return tf.cast(images, tf.float32) / 255.0

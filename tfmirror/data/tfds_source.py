@@ -1,0 +1,116 @@
+"""Image classification data from tensorflow-datasets, prepared or downloaded.
+
+    source, num_classes, splits = load("cifar10")
+
+Importing this module imports tensorflow-datasets, which takes seconds.
+"""
+
+import difflib
+
+import numpy as np
+import requests
+import tensorflow_datasets as tfds
+
+from tfmirror import config
+from tfmirror.data import idx
+
+# tensorflow-datasets itself tries for minutes without a network (204 s for MNIST).
+CONNECT_SECONDS = 3
+EVAL_SPLITS = ("test", "validation")  # the first that a dataset has
+
+
+def load(name, folder=None):
+    """Returns (source, number of classes, {"train" and "eval": (images, labels)}).
+
+    Args:
+      folder: where prepared data is, or is put; None for tensorflow-datasets' own.
+
+    Raises:
+      InputError: unknown name, not image classification, or not to be had.
+    """
+    builder = _builder(name, folder)
+    _check_is_classification(name, builder.info)
+    if not builder.is_prepared():
+        _download(name, builder)
+    found = [split for split in EVAL_SPLITS if split in builder.info.splits]
+    if "train" not in builder.info.splits or not found:
+        got = ", ".join(builder.info.splits)
+        raise config.InputError(
+            f"dataset {name} must have a train and a test or validation split: got {got}"
+        )
+    splits = {"train": _arrays(builder, "train"), "eval": _arrays(builder, found[0])}
+    num_classes = builder.info.features["label"].num_classes
+    return f"tensorflow-datasets in {builder.data_dir}", num_classes, splits
+
+
+def _builder(name, folder):
+    """Returns tensorflow-datasets' builder; near names in the error if there is none."""
+    try:
+        return tfds.builder(name, data_dir=folder)
+    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+        known = ["digits", "synthetic", *tfds.list_builders()]
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise config.InputError(
+            "dataset must be digits, synthetic, the name of IDX files in --data_dir or "
+            f"of an image classification set of tensorflow-datasets: got {name!r}{hint}"
+        ) from error
+
+
+def _check_is_classification(name, info):
+    """Raises InputError unless examples are uint8 images of one shape with a class."""
+    image, label = info.features.get("image"), info.features.get("label")
+    is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
+    if not is_image or not isinstance(label, tfds.features.ClassLabel):
+        got = ", ".join(info.features)
+        raise config.InputError(
+            f"dataset {name} must have 8-bit images 'image' and classes 'label': it has "
+            f"{got}"
+        )
+    if None in image.shape:
+        raise config.InputError(
+            f"dataset {name} must have images of one size: got {image.shape}"
+        )
+
+
+def _download(name, builder):
+    """Downloads and prepares the data, after a quick look whether that can work."""
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        raise config.InputError(
+            f"dataset {name} can't be downloaded without you: prepare it as "
+            "https://www.tensorflow.org/datasets/catalog tells, then call again"
+        )
+    for url in list(builder.url_infos or ())[:1]:
+        try:
+            requests.head(url, timeout=CONNECT_SECONDS, allow_redirects=True)
+        except requests.RequestException as error:
+            raise _unreachable(name, f"no connection to {url.split('/')[2]}") from error
+    tfds.disable_progress_bar()  # it tears other output; one line says what goes on
+    print(f"data: downloading {name} to {builder.data_dir}", flush=True)
+    try:
+        builder.download_and_prepare()
+    except (requests.RequestException, OSError) as error:
+        raise _unreachable(name, f"download failed: {error}") from error
+
+
+def _unreachable(name, why):
+    """Returns the InputError that names every way to the data."""
+    return config.InputError(
+        f"dataset {name} is not on this machine and can't be downloaded ({why}): give "
+        "its IDX files with --data_dir=FOLDER, or install Debian's package of it to "
+        f"{idx.DEBIAN_FOLDER / name.replace('_', '-')} where there is one, or let "
+        "tensorflow-datasets prepare it where there is a network; --dataset=digits "
+        "needs none of these"
+    )
+
+
+def _arrays(builder, split):
+    """Returns (images, labels) of a split in the order in which it is stored."""
+    dataset = builder.as_dataset(
+        split=split,
+        batch_size=-1,
+        as_supervised=False,
+        # One file after the other: the order can't depend on the machine.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    return dataset["image"].numpy(), dataset["label"].numpy()

@@ -1,0 +1,134 @@
+"""Flags of the commands: one for each field of a settings class, with its default.
+
+An experiment's own fields bring their help along, as metadata={"help": ...}.
+
+    settings = parse(["--gpus=2"], config.TrainConfig)
+
+absl's flags are defined on a set of their own at each call, so importing this module
+defines none, and a test may parse as often as it likes.
+"""
+
+import dataclasses
+import textwrap
+import typing
+
+from absl import flags
+
+from tfmirror import config
+
+# Group -> flag -> what it means, its unit, and what 0 or empty means.
+HELP = {
+    "Model": {
+        "model": "the model to train: " + ", ".join(sorted(config.RECIPES)),
+    },
+    "Data": {
+        "dataset": "digits (embedded), synthetic, or the name of a dataset in --data_dir, "
+        "in Debian's /usr/share/datasets or in tensorflow-datasets, such as mnist, "
+        "fashion_mnist or cifar10",
+        "data_dir": "folder with the four IDX files of the dataset, or with data that "
+        "tensorflow-datasets has prepared or is to prepare; empty: not given",
+        "limit_train_examples": "use only the first so many training examples; 0: all",
+        "limit_eval_examples": "use only the first so many evaluation examples; 0: all",
+    },
+    "Devices": {
+        "gpus": "number of replicas, one a GPU; 0: all GPUs there are. Without any GPU, "
+        f"logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0",
+        "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
+        "refuse to do without; cpu: logical CPU devices",
+    },
+    "Training": {
+        "global_batch_size": "examples a step over all replicas (not with "
+        "--per_replica_batch_size)",
+        "per_replica_batch_size": "examples a step on each replica",
+        "learning_rate": "step size of stochastic gradient descent on the mean loss of "
+        "the global batch",
+        "epochs": "passes over the training examples",
+        "seed": "decides initial weights and the order of examples",
+        "steps_per_loop": "training steps between two looks at the progress; 0: as many "
+        "as take about half a second",
+    },
+    "What to show": {
+        "num_examples": "examples on each replica",
+        "layer": "layer or variable to show, such as conv2 or conv2/bias; empty: the "
+        "first convolution's kernel",
+        "channel": "output channel of it to show, from 0",
+        "json": "print one JSON object instead of text",
+    },
+    "Output": {
+        "workdir": "run directory, new or empty; empty: a new one under runs/",
+    },
+}
+
+
+class HelpRequested(Exception):
+    """--help was given; the message is what to print."""
+
+
+def parse(argv, settings_class, synopsis=""):
+    """Returns an instance of `settings_class` from command-line arguments.
+
+    Args:
+      argv: arguments without the program's name.
+      synopsis: first paragraph of --help.
+
+    Raises:
+      HelpRequested: the arguments ask for help.
+      InputError: unknown flag, value of another type, or an argument that is no flag.
+    """
+    if any(argument in ("--help", "-help", "-h") for argument in argv):
+        raise HelpRequested(help_text(settings_class, synopsis))
+    values = flags.FlagValues()
+    for field in dataclasses.fields(settings_class):
+        define = _definition(field)
+        define(field.name, field.default, None, flag_values=values)
+    try:
+        rest = values(["", *argv])[1:]
+    except flags.Error as error:
+        raise config.InputError(f"{error}; --help lists the flags") from error
+    if rest:
+        raise config.InputError(f"arguments must be flags: got {rest[0]!r}")
+    return settings_class(**{name: values[name].value for name in values})
+
+
+def _value_type(field):
+    """Returns the type of a field's value: int for `int` and for `int | None`."""
+    return (typing.get_args(field.type) or (field.type,))[0]
+
+
+def _definition(field):
+    """Returns the absl function that defines a flag of the field's type."""
+    return {
+        bool: flags.DEFINE_boolean,
+        int: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }[_value_type(field)]
+
+
+def help_text(settings_class, synopsis):
+    """Returns --help: the synopsis, then the flags in groups with their defaults."""
+    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    lines = [synopsis.strip(), ""]
+    own_help = {
+        n: f.metadata["help"] for n, f in fields.items() if "help" in f.metadata
+    }
+    for group, texts in [*HELP.items(), ("Experiment", own_help)]:
+        own = [name for name in texts if name in fields]
+        if own:
+            lines += [f"{group}:", *(_flag_help(fields[n], texts[n]) for n in own), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _flag_help(field, text):
+    """Returns the lines of one flag."""
+    value_type = _value_type(field)
+    name = (
+        f"--{field.name}"
+        if value_type is bool
+        else f"--{field.name}=<{value_type.__name__}>"
+    )
+    default = (
+        "from the model's recipe" if field.default is None else repr(field.default)
+    )
+    body = textwrap.wrap(f"{text}. Default: {default}.", width=72)
+    return "\n".join([f"  {name}", *(f"      {line}" for line in body)])

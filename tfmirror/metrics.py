@@ -1,0 +1,45 @@
+"""Totals of a pass over examples: sums and counts until the last moment.
+
+totals = Totals(loss_sum=230.2, num_correct=12, num_examples=100)
+totals.mean_loss, totals.accuracy                   # 2.302, 0.12
+"""
+
+import dataclasses
+import hashlib
+
+# Metric names, as in metrics.jsonl and TensorBoard.
+TRAIN_LOSS = "train/loss"
+TRAIN_ACCURACY = "train/accuracy"
+EVAL_LOSS = "eval/loss"
+EVAL_ACCURACY = "eval/accuracy"
+IMAGES_PER_SECOND = "train/images_per_second"
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """Sums over examples, each example once."""
+
+    loss_sum: float  # nats
+    num_correct: int
+    num_examples: int
+
+    @property
+    def mean_loss(self):
+        """Mean cross-entropy per example in nats."""
+        return self.loss_sum / self.num_examples
+
+    @property
+    def accuracy(self):
+        """Correct over counted examples, in [0, 1]."""
+        return self.num_correct / self.num_examples
+
+
+def weights_sha256(variables):
+    """Returns the SHA-256 (hex) of the bytes of all `variables`, in order.
+
+    Two runs with equal digests ended with the same bits in every variable.
+    """
+    digest = hashlib.sha256()
+    for variable in variables:
+        digest.update(variable.numpy().tobytes())
+    return digest.hexdigest()

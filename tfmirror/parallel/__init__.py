@@ -1,0 +1,1 @@
+"""Everything that knows of replicas: tf.distribute lives here and nowhere else."""

@@ -1,0 +1,125 @@
+"""Which devices the replicas live on, and the strategy that mirrors variables on them.
+
+devices = choose(num_gpus=2)
+strategy = make_strategy(devices)
+"""
+
+import dataclasses
+import os
+import pathlib
+
+import tensorflow as tf
+
+from tfmirror import config
+
+# Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
+# cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
+# runs with other numbers of replicas later in the same process.
+MIN_LOGICAL_CPUS = 8
+
+NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The device of each replica."""
+
+    names: tuple[str, ...]  # as TensorFlow writes them: "GPU:0"
+    are_stand_ins: bool  # logical CPU devices in place of GPUs
+
+    @property
+    def num_replicas(self):
+        """Replicas, one a device (N)."""
+        return len(self.names)
+
+    def describe(self):
+        """Returns one line for people."""
+        listed = ", ".join(self.names)
+        if self.are_stand_ins:
+            count = f"{self.num_replicas} logical CPU device" + "s" * (
+                len(self.names) > 1
+            )
+            return f"{count} standing in for GPUs ({listed}): same results, no speed-up"
+        return listed
+
+
+def choose(num_gpus, device_type="auto"):
+    """Returns the Devices for `num_gpus` replicas.
+
+    0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices. `device_type`
+    "auto" takes GPUs, or logical CPU devices on a machine without any; "gpu" refuses
+    that, "cpu" asks for it.
+
+    Raises:
+      InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical CPU
+        devices needed after the runtime was started with fewer.
+    """
+    config.check_device_settings(num_gpus, device_type)
+    physical_gpus = (
+        [] if device_type == "cpu" else tf.config.list_physical_devices("GPU")
+    )
+    wants_gpus = device_type == "gpu" or (
+        device_type == "auto" and (physical_gpus or _is_driver_visible())
+    )
+    if not wants_gpus:
+        count = num_gpus or config.NUM_STAND_INS
+        _make_logical_cpus(count)
+        return Devices(tuple(f"CPU:{k}" for k in range(count)), are_stand_ins=True)
+    if not physical_gpus or num_gpus > len(physical_gpus):
+        raise config.InputError(_too_few_gpus(num_gpus, len(physical_gpus)))
+    count = num_gpus or len(physical_gpus)
+    return Devices(tuple(f"GPU:{k}" for k in range(count)), are_stand_ins=False)
+
+
+def make_strategy(devices):
+    """Returns a tf.distribute.MirroredStrategy with one replica on each of `devices`.
+
+    The default reduction (CollectiveAllReduce) keeps group sizes for the whole process,
+    so a second strategy of another size fails under it (TensorFlow 2.21); these two
+    don't. On logical CPUs adding on one device is as fast as a ring.
+    """
+    reduction = (
+        tf.distribute.ReductionToOneDevice()
+        if devices.are_stand_ins
+        else tf.distribute.NcclAllReduce()
+    )
+    return tf.distribute.MirroredStrategy(list(devices.names), reduction)
+
+
+def _is_driver_visible():
+    """Returns whether there is an NVIDIA driver, and its GPUs are not hidden on purpose."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return NVIDIA_DRIVER.exists() and not hidden
+
+
+def _too_few_gpus(num_gpus, num_found):
+    """Returns the message that says what is there and what can be done."""
+    asked = num_gpus or "at least 1"
+    message = f"gpus: {asked} asked for, but TensorFlow sees {num_found}"
+    if num_found:
+        return f"{message}; ask for --gpus={num_found}, or for --device_type=cpu"
+    if _is_driver_visible():
+        return (
+            f"{message} although an NVIDIA driver is there; install the CUDA libraries "
+            "with pip install 'tfmirror[cuda]', or ask for --device_type=cpu"
+        )
+    return f"{message}; without --device_type=gpu, logical CPU devices stand in"
+
+
+def _make_logical_cpus(count):
+    """Makes at least `count` logical CPU devices, unless the runtime has them already.
+
+    Raises:
+      InputError: the runtime runs with fewer, and can't be given more.
+    """
+    physical = tf.config.list_physical_devices("CPU")[0]
+    wanted = [tf.config.LogicalDeviceConfiguration()] * max(count, MIN_LOGICAL_CPUS)
+    try:
+        tf.config.set_logical_device_configuration(physical, wanted)
+    except RuntimeError:  # the runtime has started
+        there = len(tf.config.list_logical_devices("CPU"))
+        if there < count:
+            raise config.InputError(
+                f"gpus: {count} logical CPU devices asked for, but TensorFlow runs with "
+                f"{there} already; call devices.choose before anything else uses it"
+            ) from None

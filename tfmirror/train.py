@@ -1,0 +1,18 @@
+"""Trains an image classifier on N mirrored replicas and writes a run directory.
+
+python -m tfmirror.train --gpus=2
+python -m tfmirror.train --gpus=2 --dataset=mnist --data_dir=FOLDER_WITH_IDX_FILES
+"""
+
+from tfmirror import command, config
+
+
+def main(settings):
+    """Checks what can be checked without TensorFlow, then trains."""
+    from tfmirror.training import run
+
+    run.train(settings)
+
+
+if __name__ == "__main__":
+    command.run(main, config.TrainConfig, __doc__)

@@ -1,0 +1,1 @@
+"""Epochs, files and logs: what surrounds the steps."""

@@ -1,0 +1,70 @@
+"""What a run shows while it goes on: a progress bar on a terminal, and lines.
+
+with Terminal() as terminal:
+    terminal.line("devices: CPU:0, CPU:1")
+    with terminal.epoch_progress(epoch=1, num_epochs=5, num_examples=60000) as show:
+        show(totals, seconds)                      # after every call of the steps
+"""
+
+import contextlib
+
+from rich import console, progress
+
+
+class Terminal:
+    """Prints lines, and progress bars where output is a terminal."""
+
+    def __init__(self, file=None):
+        self._console = console.Console(file=file, highlight=False, soft_wrap=True)
+
+    def line(self, text):
+        """Prints one line."""
+        self._console.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def epoch_progress(self, epoch, num_epochs, num_examples):
+        """Yields a function (metrics.Totals, seconds) that moves this epoch's bar."""
+        if not self._console.is_terminal:
+            yield None
+            return
+        columns = (
+            progress.TextColumn("epoch {task.fields[epoch]}"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("{task.completed:,}/{task.total:,}"),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeRemainingColumn(compact=True),
+        )
+        with progress.Progress(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task(
+                "", total=num_examples, epoch=f"{epoch}/{num_epochs}", numbers=""
+            )
+
+            def show(totals, seconds):
+                numbers = progress_numbers(totals, seconds)
+                bar.update(task, completed=totals.num_examples, numbers=numbers)
+
+            yield show
+
+
+def progress_numbers(totals, seconds):
+    """Returns what stands beside the bar: means over the epoch so far."""
+    return (
+        f"loss {totals.mean_loss:.4f}  accuracy {totals.accuracy:.4f}  "
+        f"{totals.num_examples / seconds:,.0f} images/s"
+    )
+
+
+def epoch_line(record, num_epochs):
+    """Returns the line of a finished epoch.
+
+    Args:
+      record: one entry of summary.json's "epochs".
+    """
+    width = len(str(num_epochs))
+    return (
+        f"epoch {record['epoch']:{width}}/{num_epochs}  "
+        f"train loss {record['train_loss']:.4f}  accuracy {record['train_accuracy']:.4f}  |  "
+        f"eval loss {record['eval_loss']:.4f}  accuracy {record['eval_accuracy']:.4f}  |  "
+        f"{record['train_seconds']:.1f} s + {record['eval_seconds']:.1f} s  "
+        f"{record['images_per_second']:,.0f} images/s"
+    )

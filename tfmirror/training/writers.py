@@ -1,0 +1,139 @@
+"""What a run leaves behind: the run directory and its files.
+
+directory = create(workdir="runs/first", default_name="cnn-digits")
+with RunWriter(directory) as writer:
+    writer.write_json("config.json", {...})
+    writer.write_epoch(step=12, record={...})
+"""
+
+import datetime
+import json
+import os
+import pathlib
+
+import tensorflow as tf
+
+from tfmirror import config, metrics
+
+DEFAULT_PARENT = pathlib.Path("runs")
+
+# Key of an epoch's record -> metric name in metrics.jsonl and TensorBoard.
+METRIC_NAMES = {
+    "train_loss": metrics.TRAIN_LOSS,
+    "train_accuracy": metrics.TRAIN_ACCURACY,
+    "eval_loss": metrics.EVAL_LOSS,
+    "eval_accuracy": metrics.EVAL_ACCURACY,
+    "images_per_second": metrics.IMAGES_PER_SECOND,
+}
+
+
+def check_is_free(workdir):
+    """Raises InputError unless a run directory can be made at `workdir` (empty: default).
+
+    Creates nothing: it is asked before data are read and devices are started.
+    """
+    path = pathlib.Path(workdir).expanduser() if workdir else DEFAULT_PARENT
+    if workdir and path.is_dir() and any(path.iterdir()):
+        holds = "a run" if (path / "config.json").exists() else "files"
+        raise config.InputError(
+            f"workdir must be a new or empty folder: {workdir!r} holds {holds} already"
+        )
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise config.InputError(
+            f"workdir must be a folder that can be written: got {str(path)!r}, and "
+            f"{str(there)!r} is {'read-only' if there.is_dir() else 'not a folder'}"
+        )
+
+
+def create(workdir, default_name, now=None):
+    """Makes the run directory and returns its path.
+
+    Without `workdir` it is runs/<default_name>-<UTC time>, with a number after it if
+    that is taken.
+
+    Raises:
+      InputError: see `check_is_free`.
+    """
+    check_is_free(workdir)
+    try:
+        if workdir:
+            path = pathlib.Path(workdir).expanduser()
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+        now = now or datetime.datetime.now(datetime.UTC)
+        stem = f"{default_name}-{now:%Y%m%dT%H%M%SZ}"
+        return _make_new_folder(DEFAULT_PARENT, stem)
+    except OSError as error:
+        raise config.InputError(
+            f"workdir can't be made at {error.filename!r}: {error.strerror}"
+        ) from error
+
+
+def _make_new_folder(parent, stem):
+    """Makes parent/stem, or parent/stem-2 and so on; returns the path."""
+    number = 1
+    while True:
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def write_json(path, content):
+    """Writes `content` as the JSON file `path`: whole, or not at all."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+class RunWriter:
+    """Writes the files of one run directory; a context manager, closed once."""
+
+    def __init__(self, directory):
+        self.directory = pathlib.Path(directory)
+        self._lines = open(self.directory / "metrics.jsonl", "a", encoding="utf-8")
+        events = self.directory / "tensorboard"
+        self._events = tf.summary.create_file_writer(str(events))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self._lines.close()
+        self._events.close()
+
+    def write_json(self, name, content):
+        """Writes `content` as the file `name` of the run directory."""
+        write_json(self.directory / name, content)
+
+    def write_epoch(self, step, record):
+        """Appends an epoch's `record` to metrics.jsonl and to TensorBoard's events.
+
+        Args:
+          step: training steps taken so far.
+          record: one entry of summary.json's "epochs".
+        """
+        line = {"step": step, "epoch": record["epoch"]}
+        line |= {name: record[key] for key, name in METRIC_NAMES.items()}
+        self._lines.write(json.dumps(line) + "\n")
+        self._lines.flush()
+        with self._events.as_default(step=step):
+            for key, name in METRIC_NAMES.items():
+                _write_scalar(name, record[key])
+        self._events.flush()
+
+
+def _write_scalar(name, value):
+    """Writes what tf.summary.scalar would, which needs TensorBoard installed.
+
+    The plugin's name is what TensorBoard tells scalars by.
+    """
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = "scalars"
+    tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)
