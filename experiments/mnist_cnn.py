@@ -1,25 +1,25 @@
 """The first chapter's two runs: the CNN on one replica, then afresh on two.
 
-python experiments/mnist_cnn.py --data_dir=FOLDER_WITH_MNIST
 python experiments/mnist_cnn.py --data_dir=FOLDER_WITH_MNIST --num_seeds=3
 
-Prints seconds and validation accuracy per epoch side by side, then the table that README
-shows; leaves the run directories, table.md and results.json in --workdir.
+Prints seconds and validation accuracy per epoch side by side, then README's table;
+leaves the run directories, table.md and results.json in --workdir.
 """
 
 import dataclasses
 import pathlib
-import statistics
+from statistics import median
 
-from tfmirror import command, config
+from tfmirror import command, config, metrics
 
-# (replicas, global batch size, learning rate), as the chapter calls its run().
+# As the chapter calls its run().
+SETTINGS = ("gpus", "global_batch_size", "learning_rate")
 RUNS = ((1, 64, 0.3), (2, 128, 0.3))
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """Settings of the experiment; unnamed ones are those of config.TrainConfig."""
+    """Settings of the experiment; all others are those of config.TrainConfig."""
 
     dataset: str = "mnist"
     data_dir: str = ""
@@ -30,84 +30,59 @@ class ExperimentConfig:
     num_seeds: int = dataclasses.field(
         default=1, metadata={"help": "train with so many seeds, 0, 1, ..."}
     )
-    workdir: str = ""
+    workdir: str = "runs/mnist_cnn"
+
+
+def check(settings):
+    """Raises InputError for a wrong setting of the experiment's own."""
+    got = settings.num_seeds
+    config.require(got >= 1, "num_seeds", got, "at least 1")
 
 
 def main(settings):
     """Trains every run with every seed, in turn, and prints what came out."""
-    from tfmirror.training import writers
+    from tfmirror.training import run, writers
 
-    config.require(
-        settings.num_seeds >= 1, "num_seeds", settings.num_seeds, "at least 1"
-    )
-    folder = writers.create(settings.workdir, "mnist_cnn")
-    summaries = {run: [] for run in RUNS}
-    for seed in range(settings.num_seeds):
-        for run in RUNS:
-            summaries[run].append(train(settings, folder, seed, *run))
-        print(
-            f"\nseed {seed}\n"
-            + epoch_table([summaries[run][-1] for run in RUNS])
-            + "\n"
-        )
-    table = result_table(summaries)
-    print(table)
-    pathlib.Path(folder, "table.md").write_text(table + "\n", encoding="utf-8")
-    results = [s for of_run in summaries.values() for s in of_run]
-    writers.write_json(folder / "results.json", results)
-
-
-def train(settings, folder, seed, num_replicas, batch_size, learning_rate):
-    """Returns the summary of one run with a fresh model."""
-    from tfmirror.training import run
-
+    folder = pathlib.Path(settings.workdir)
     shared = dataclasses.asdict(settings)
     del shared["num_seeds"]
-    workdir = str(folder / f"{num_replicas}replicas-seed{seed}")
-    return run.train(
-        config.TrainConfig(
-            **shared | {"workdir": workdir},
-            gpus=num_replicas,
-            global_batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-        )
-    )
+    summaries = {setup: [] for setup in RUNS}
+    for seed in range(settings.num_seeds):
+        for setup in RUNS:  # a fresh model each
+            own = dict(zip(SETTINGS, setup, strict=True), seed=seed)
+            own["workdir"] = str(folder / f"{setup[0]}replicas-seed{seed}")
+            summaries[setup].append(run.train(config.TrainConfig(**shared | own)))
+        print(epoch_table(seed, [summaries[setup][-1] for setup in RUNS]))
+    print(table := result_table(summaries))
+    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    writers.write_json(folder / "results.json", sum(summaries.values(), []))
 
 
-def epoch_table(summaries):
-    """Returns seconds and validation accuracy per epoch, a column pair for each run."""
-    header = "".join(
-        f" | {s['num_replicas']} replicas, batch {s['global_batch_size']:>3}"
-        for s in summaries
-    )
-    lines = ["epoch" + header]
+def epoch_table(seed, summaries):
+    """Returns seconds and validation accuracy per epoch, side by side for each run."""
+    lines = [f"seed {seed}: epoch, then a column for each number of replicas"]
     for records in zip(*(s["epochs"] for s in summaries), strict=True):
-        cells = (
-            f"{r['train_seconds']:7.1f} s, acc {r['eval_accuracy']:.4f}"
-            for r in records
-        )
-        lines.append(f"{records[0]['epoch']:5} | " + " | ".join(cells))
+        cells = [
+            f"{r['train_seconds']:5.1f} s {r['eval_accuracy']:.4f}" for r in records
+        ]
+        lines.append(f"{records[0]['epoch']:2} | " + " | ".join(cells))
     return "\n".join(lines)
 
 
 def result_table(summaries):
     """Returns the Markdown table: a row for each run, over its seeds."""
     lines = [
-        "| replicas | global batch | learning rate | test accuracy, median (least to most) "
-        "| seconds an epoch, median | seeds |",
+        "| replicas | global batch | learning rate | test accuracy: median (range) "
+        "| seconds an epoch: median | seeds |",
         "|---|---|---|---|---|---|",
     ]
-    for (num_replicas, batch_size, learning_rate), of_run in summaries.items():
-        accuracies = [s["final_eval_accuracy"] for s in of_run]
-        seconds = [r["train_seconds"] for s in of_run for r in s["epochs"]]
-        lines.append(
-            f"| {num_replicas} | {batch_size} | {learning_rate} | "
-            f"{statistics.median(accuracies):.4f} ({min(accuracies):.4f} to "
-            f"{max(accuracies):.4f}) | {statistics.median(seconds):.1f} | {len(of_run)} |"
-        )
+    for (num_replicas, batch_size, rate), of_run in summaries.items():
+        accuracy = metrics.median_and_range([s["final_eval_accuracy"] for s in of_run])
+        seconds = median(r["train_seconds"] for s in of_run for r in s["epochs"])
+        cells = f"{num_replicas} | {batch_size} | {rate} | {accuracy} | {seconds:.1f}"
+        lines.append(f"| {cells} | {len(of_run)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    command.run(main, ExperimentConfig, __doc__)
+    command.run(main, ExperimentConfig, __doc__, check)

@@ -1,7 +1,7 @@
 """How a command starts and ends: flags in, one call, exit code out.
 
     if __name__ == "__main__":
-        command.run(main, config.TrainConfig, __doc__)
+        command.run(main, config.TrainConfig, __doc__, check=config.check)
 
 Exit codes: 0 done; 1 unexpected, with its traceback; 2 wrong flag or input, one line;
 3 training stopped; 130 interrupted.
@@ -23,25 +23,22 @@ EXIT_INTERRUPTED = 130
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def run(main, settings_class, synopsis, argv=None):
+def run(main, settings_class, synopsis, check):
     """Parses flags into a `settings_class`, calls `main` with it, exits the process.
 
     Args:
-      main: function of the settings; imports TensorFlow only when called, so that wrong
-        flags and --help are answered at once.
-      argv: arguments; None: those of the process.
+      main: function of the settings; imports TensorFlow only when called.
+      check: function of the settings that raises InputError, called before TensorFlow
+        is imported: wrong flags are answered at once.
     """
-    sys.exit(
-        exit_code(
-            main, settings_class, synopsis, sys.argv[1:] if argv is None else argv
-        )
-    )
+    sys.exit(exit_code(main, settings_class, synopsis, check, sys.argv[1:]))
 
 
-def exit_code(main, settings_class, synopsis, argv):
-    """Does what `run` does, but returns the exit code."""
+def exit_code(main, settings_class, synopsis, check, argv):
+    """Does what `run` does with the arguments `argv`, but returns the exit code."""
     try:
         settings = flags.parse(argv, settings_class, synopsis)
+        check(settings)
         import_tensorflow_quietly()
         main(settings)
     except flags.HelpRequested as request:

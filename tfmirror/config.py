@@ -18,14 +18,15 @@ NUM_STAND_INS = 2
 
 
 class InputError(ValueError):
-    """A wrong flag or input; its message says what was got, what is expected, what to do.
+    """A wrong flag or input.
 
-    The commands print it as one line and exit with code 2.
+    The message says what was got, what is expected and what to do. The commands print
+    it as one line and exit with code 2.
     """
 
 
 class TrainingStoppedError(RuntimeError):
-    """Training can't go on from here, as with a loss that is not finite (exit code 3)."""
+    """Training can't go on, as with a loss that is not finite (exit code 3)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +73,13 @@ def require(is_met, name, got, expected):
 
 
 def check(settings):
-    """Raises InputError at the first setting that is wrong whatever the machine or the data."""
+    """Raises InputError at the first setting that is wrong on any machine."""
     check_model(settings.model)
     if None not in (settings.global_batch_size, settings.per_replica_batch_size):
         raise InputError(
             "global_batch_size and per_replica_batch_size can't both be given: got "
-            f"{settings.global_batch_size} and {settings.per_replica_batch_size}; drop one"
+            f"{settings.global_batch_size} and {settings.per_replica_batch_size}; drop "
+            "one"
         )
     check_device_settings(settings.gpus, settings.device_type)
     check_seed(settings.seed)

@@ -22,17 +22,17 @@ HELP = {
         "model": "the model to train: " + ", ".join(sorted(config.RECIPES)),
     },
     "Data": {
-        "dataset": "digits (embedded), synthetic, or the name of a dataset in --data_dir, "
-        "in Debian's /usr/share/datasets or in tensorflow-datasets, such as mnist, "
-        "fashion_mnist or cifar10",
+        "dataset": "digits (embedded), synthetic, or the name of a dataset in "
+        "--data_dir, in Debian's /usr/share/datasets or in tensorflow-datasets, such "
+        "as mnist, fashion_mnist or cifar10",
         "data_dir": "folder with the four IDX files of the dataset, or with data that "
         "tensorflow-datasets has prepared or is to prepare; empty: not given",
         "limit_train_examples": "use only the first so many training examples; 0: all",
         "limit_eval_examples": "use only the first so many evaluation examples; 0: all",
     },
     "Devices": {
-        "gpus": "number of replicas, one a GPU; 0: all GPUs there are. Without any GPU, "
-        f"logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0",
+        "gpus": "number of replicas, one a GPU; 0: all GPUs there are. Without any "
+        f"GPU, logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0",
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
     },
@@ -44,8 +44,8 @@ HELP = {
         "the global batch",
         "epochs": "passes over the training examples",
         "seed": "decides initial weights and the order of examples",
-        "steps_per_loop": "training steps between two looks at the progress; 0: as many "
-        "as take about half a second",
+        "steps_per_loop": "training steps between two looks at the progress; 0: as "
+        "many as take about half a second",
     },
     "What to show": {
         "num_examples": "examples on each replica",

@@ -13,7 +13,6 @@ from tfmirror import command, config
 
 def main(settings):
     """Prints the view of one global batch of the training set, and trains nothing."""
-    config.check_inspect(settings)
     view, devices = inspect(settings)
     variable = choose_variable(view, settings.layer, settings.channel)
     report = describe(view, variable, settings.channel)
@@ -25,7 +24,7 @@ def main(settings):
 
 
 def inspect(settings):
-    """Returns (parallel.inspection.ReplicaView, devices) of the first training examples."""
+    """Returns (inspection.ReplicaView, devices) of the first training examples."""
     import keras
 
     from tfmirror import models
@@ -54,7 +53,7 @@ def inspect(settings):
 
 
 def choose_variable(view, layer, channel):
-    """Returns the VariableView of `layer`, or of the first convolution's kernel if empty.
+    """Returns the VariableView of `layer`; empty: of the first convolution's kernel.
 
     Raises:
       InputError: no such layer, or no such channel in it.
@@ -116,9 +115,10 @@ def format_text(report):
     """Returns `report` of `describe` as text, one block for each thing and replica."""
     what = f"{report['variable']}, channel {report['channel']}"
     names = [name.rsplit("device:", 1)[-1] for name in report["devices"]]
-    differences = report["largest_differences"]
-    batch = f"global batch: {sum(report['part_sizes'])} examples, mean loss {report['mean_loss']:.6f}"
-    blocks = [batch]
+    num_examples = sum(report["part_sizes"])
+    blocks = [
+        f"global batch: {num_examples} examples, mean loss {report['mean_loss']:.6f}"
+    ]
     for name, labels, logits in zip(
         names, report["labels"], report["logits"], strict=True
     ):
@@ -142,15 +142,13 @@ def format_text(report):
             report["single_device_gradient"],
         )
     )
+    lines = ["largest difference, over all variables:"]
+    for name, difference in report["largest_differences"].items():
+        lines.append(f"  {name.replace('_', ' '):38} {_exact(difference)}")
+    blocks.append("\n".join(lines))
     blocks.append(
-        "largest difference, over all variables:\n"
-        f"  weights between replicas               {_exact(differences['weights_between_replicas'])}\n"
-        "  aggregated gradients between replicas  "
-        f"{_exact(differences['aggregated_gradients_between_replicas'])}\n"
-        "  aggregated gradient to one device's    "
-        f"{_exact(differences['aggregated_gradient_to_single_device'])}\n"
-        "A local gradient is the replica's share of the mean loss over the global batch: "
-        "the\nlocal gradients add up to the aggregated one."
+        "A local gradient is the replica's share of that of the mean loss over the\n"
+        "global batch: the local gradients add up to the aggregated one."
     )
     return "\n\n".join(blocks)
 
@@ -171,4 +169,4 @@ def _exact(difference):
 
 
 if __name__ == "__main__":
-    command.run(main, config.InspectConfig, __doc__)
+    command.run(main, config.InspectConfig, __doc__, check=config.check_inspect)

@@ -6,6 +6,7 @@ totals.mean_loss, totals.accuracy                   # 2.302, 0.12
 
 import dataclasses
 import hashlib
+import statistics
 
 # Metric names, as in metrics.jsonl and TensorBoard.
 TRAIN_LOSS = "train/loss"
@@ -32,6 +33,11 @@ class Totals:
     def accuracy(self):
         """Correct over counted examples, in [0, 1]."""
         return self.num_correct / self.num_examples
+
+
+def median_and_range(values):
+    """Returns "median (least to most)" of several runs' accuracies, for tables."""
+    return f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})"
 
 
 def weights_sha256(variables):

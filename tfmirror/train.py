@@ -8,11 +8,11 @@ from tfmirror import command, config
 
 
 def main(settings):
-    """Checks what can be checked without TensorFlow, then trains."""
+    """Trains, and leaves a run directory."""
     from tfmirror.training import run
 
     run.train(settings)
 
 
 if __name__ == "__main__":
-    command.run(main, config.TrainConfig, __doc__)
+    command.run(main, config.TrainConfig, __doc__, check=config.check)

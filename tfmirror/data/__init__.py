@@ -1,1 +1,1 @@
-"""From sources to arrays to the parts of global batches. Knows no model and no device."""
+"""From sources to arrays to parts of global batches. Knows no model and no device."""

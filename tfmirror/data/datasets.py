@@ -149,7 +149,8 @@ def load_idx(name, folder, files):
         if len(images) != len(labels):
             raise config.InputError(
                 f"{folder}: expected as many labels as images, got {len(labels):,} in "
-                f"{paths[1].name} for {len(images):,} in {paths[0].name}; get both again"
+                f"{paths[1].name} for {len(images):,} in {paths[0].name}; get both "
+                "again"
             )
         splits[split] = images[..., np.newaxis], labels
     num_classes = NUM_CLASSES_OF_IDX.get(name, int(splits["train"][1].max()) + 1)
@@ -162,8 +163,8 @@ def check(dataset):
     shapes = [part.images.shape[1:] for part in (dataset.train, dataset.eval)]
     if shapes[0] != shapes[1]:
         raise config.InputError(
-            f"{where}: expected images of one shape, got {list(shapes[0])} for training "
-            f"and {list(shapes[1])} for evaluation"
+            f"{where}: expected images of one shape, got {list(shapes[0])} for "
+            f"training and {list(shapes[1])} for evaluation"
         )
     for split in ("train", "eval"):
         labels = getattr(dataset, split).labels
@@ -182,8 +183,8 @@ def _first(examples, limit, name):
     """Returns the first `limit` examples, or all for 0."""
     if limit > len(examples):
         raise config.InputError(
-            f"{name} must be at most the {len(examples):,} examples there are (0: all): "
-            f"got {limit}"
+            f"{name} must be at most the {len(examples):,} examples there are (0: "
+            f"all): got {limit}"
         )
     stop = limit or len(examples)
     return Examples(examples.images[:stop], examples.labels[:stop])

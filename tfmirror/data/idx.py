@@ -134,7 +134,7 @@ def find_idx_files(folder):
     if len(found) < len(STEMS):
         present = ", ".join(sorted(path.name for path in found.values()))
         raise config.InputError(
-            f"{folder}: {missing} is missing (there: {present}); all four IDX files are "
-            "needed"
+            f"{folder}: {missing} is missing (there: {present}); all four IDX files "
+            "are needed"
         )
     return found

@@ -6,7 +6,8 @@
     # part 0 of batch 0, part 1 of batch 0, part 0 of batch 1, ... without end
 
 Which examples a global batch holds, and in what order, is a function of (seed, epoch,
-batch) and of nothing else: not of the number of parts, of threads, or of what ran before.
+batch) and of nothing else: not of the number of parts, nor of threads, nor of what ran
+before.
 """
 
 import itertools
@@ -19,8 +20,8 @@ def batch_parts(examples, *, first, part_sizes, batches_per_epoch, shuffle_seed=
 
     With B the sum of `part_sizes`, batch k of an epoch holds the examples at positions
     first + k B to first + (k + 1) B of that epoch's order, and its part p the
-    `part_sizes[p]` of them that follow those of the parts before. An element is one part:
-    images [part_sizes[p], H, W, C] uint8 and labels [part_sizes[p]] int32.
+    `part_sizes[p]` of them that follow those of the parts before. An element is one
+    part: images [part_sizes[p], H, W, C] uint8 and labels [part_sizes[p]] int32.
 
     It has no end so that tf.distribute need not test for one at every step; who takes
     `batches_per_epoch` batches stands at the start of the next epoch.
@@ -69,5 +70,5 @@ def order(positions, shuffle_seed, epoch, num_examples):
 
 
 def to_unit_range(images):
-    """Returns uint8 `images` as float32 in [0, 1]; done on the device, after the copy."""
+    """Returns uint8 `images` as float32 in [0, 1]; on the device, after the copy."""
     return tf.cast(images, tf.float32) / 255.0

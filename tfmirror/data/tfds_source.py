@@ -36,7 +36,8 @@ def load(name, folder=None):
     if "train" not in builder.info.splits or not found:
         got = ", ".join(builder.info.splits)
         raise config.InputError(
-            f"dataset {name} must have a train and a test or validation split: got {got}"
+            f"dataset {name} must have a train and a test or validation split: got "
+            f"{got}"
         )
     splits = {"train": _arrays(builder, "train"), "eval": _arrays(builder, found[0])}
     num_classes = builder.info.features["label"].num_classes
@@ -44,7 +45,7 @@ def load(name, folder=None):
 
 
 def _builder(name, folder):
-    """Returns tensorflow-datasets' builder; near names in the error if there is none."""
+    """Returns tensorflow-datasets' builder; an error names what is near."""
     try:
         return tfds.builder(name, data_dir=folder)
     except (tfds.core.DatasetNotFoundError, ValueError) as error:
@@ -59,13 +60,14 @@ def _builder(name, folder):
 
 def _check_is_classification(name, info):
     """Raises InputError unless examples are uint8 images of one shape with a class."""
-    image, label = info.features.get("image"), info.features.get("label")
+    features = dict(info.features.items()) if hasattr(info.features, "items") else {}
+    image, label = features.get("image"), features.get("label")
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     if not is_image or not isinstance(label, tfds.features.ClassLabel):
-        got = ", ".join(info.features)
+        got = ", ".join(features)
         raise config.InputError(
-            f"dataset {name} must have 8-bit images 'image' and classes 'label': it has "
-            f"{got}"
+            f"dataset {name} must have 8-bit images 'image' and classes 'label': it "
+            f"has {got}"
         )
     if None in image.shape:
         raise config.InputError(

@@ -21,8 +21,8 @@ def build(input_shape, num_classes):
     """
     if min(input_shape[:2]) < MIN_SIDE:
         raise config.InputError(
-            f"images must have at least {MIN_SIDE} pixels a side for the model cnn: got "
-            f"{input_shape[0]}x{input_shape[1]}"
+            f"images must have at least {MIN_SIDE} pixels a side for the model cnn: "
+            f"got {input_shape[0]}x{input_shape[1]}"
         )
     layers = keras.layers
     return keras.Sequential(

@@ -46,13 +46,13 @@ class Devices:
 def choose(num_gpus, device_type="auto"):
     """Returns the Devices for `num_gpus` replicas.
 
-    0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices. `device_type`
-    "auto" takes GPUs, or logical CPU devices on a machine without any; "gpu" refuses
-    that, "cpu" asks for it.
+    0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices.
+    `device_type` "auto" takes GPUs, or logical CPU devices on a machine without any;
+    "gpu" refuses that, "cpu" asks for it.
 
     Raises:
-      InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical CPU
-        devices needed after the runtime was started with fewer.
+      InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical
+        CPU devices needed after the runtime was started with fewer.
     """
     config.check_device_settings(num_gpus, device_type)
     physical_gpus = (
@@ -87,7 +87,7 @@ def make_strategy(devices):
 
 
 def _is_driver_visible():
-    """Returns whether there is an NVIDIA driver, and its GPUs are not hidden on purpose."""
+    """Returns whether an NVIDIA driver is there, with GPUs not hidden on purpose."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return NVIDIA_DRIVER.exists() and not hidden
 
@@ -120,6 +120,7 @@ def _make_logical_cpus(count):
         there = len(tf.config.list_logical_devices("CPU"))
         if there < count:
             raise config.InputError(
-                f"gpus: {count} logical CPU devices asked for, but TensorFlow runs with "
-                f"{there} already; call devices.choose before anything else uses it"
+                f"gpus: {count} logical CPU devices asked for, but TensorFlow runs "
+                f"with {there} already; call devices.choose before anything else "
+                "uses it"
             ) from None

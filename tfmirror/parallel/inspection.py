@@ -79,8 +79,8 @@ class ReplicaView:
 def split_global_batch(strategy, array, part_sizes):
     """Returns `array` [B, ...] as a distributed value, part after part in order.
 
-    The counterpart of the chapter's split_and_load: replica r gets `part_sizes[r]` rows,
-    on its device.
+    The counterpart of the chapter's split_and_load: replica r gets `part_sizes[r]`
+    rows, on its device.
     """
     starts = np.cumsum((0, *part_sizes))
 

@@ -12,7 +12,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class BatchSequence:
-    """Global batches of one size and one division that follow each other in an epoch."""
+    """Global batches of one size and division that follow each other in an epoch."""
 
     first: int  # position in the epoch of the first example
     num_batches: int

@@ -5,8 +5,8 @@
 
 What a replica does with its part of the global batch is a pure function of weights,
 state and examples (`replica_sums`). What the replicas found is added
-(`aggregate`), divided by the number of examples once, and applied by each replica to its
-own copy of the variables, which therefore stay equal.
+(`aggregate`), divided by the number of examples once, and applied by each replica to
+its own copy of the variables, which therefore stay equal.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tfmirror.parallel import microbatches
 
 
 class Sums(typing.NamedTuple):
-    """What examples contribute. The Sums of two sets of examples add up to their union's."""
+    """What examples contribute: the Sums of two sets add up to their union's."""
 
     loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
     num_correct: tf.Tensor  # scalar float32, a whole number: one all-reduce, one dtype
@@ -147,8 +147,8 @@ def make_train_steps(strategy, model, optimizer, part_sizes):
 
     The function takes (iterator, num_steps, totals): a distributed iterator of
     (images, labels) parts of `part_sizes`, a scalar int64, and the Totals so far; it
-    returns the Totals after `num_steps` more steps. Called with 0 steps it is traced and
-    changes nothing. One trace serves every number of steps.
+    returns the Totals after `num_steps` more steps. Called with 0 steps it is traced
+    and changes nothing. One trace serves every number of steps.
 
     Args:
       part_sizes: examples on each replica.
@@ -192,7 +192,7 @@ class Segment:
 
 
 def make_segments(strategy, examples, global_batch_size, make_steps, shuffle_seed=None):
-    """Returns the Segments of a pass over `examples`: full batches, then an uneven last.
+    """Returns the Segments of a pass: full batches, then an uneven last one.
 
     Run whole and in order, they meet every example exactly once; the next run of all of
     them is the next epoch.
@@ -228,7 +228,7 @@ def _make_segment(strategy, examples, batches, make_steps, shuffle_seed):
 
 
 def _make_steps(strategy, replica_step):
-    """Returns the compiled loop around `replica_step`, which returns (loss, correct)."""
+    """Returns the compiled loop around `replica_step`, which gives (loss, correct)."""
 
     @tf.function
     def steps(iterator, num_steps, totals):
@@ -251,8 +251,8 @@ def check_state_can_be_averaged(model):
         if not tf.as_dtype(variable.dtype).is_floating:
             raise config.InputError(
                 f"model {model.name} must keep only floating-point state: "
-                f"{variable.path} is {variable.dtype}; layers with random numbers, such "
-                "as Dropout, are not supported yet"
+                f"{variable.path} is {variable.dtype}; layers with random numbers, "
+                "such as Dropout, are not supported yet"
             )
 
 

@@ -41,7 +41,7 @@ def describe(devices):
 
 
 def parse_cpuinfo(text):
-    """Returns {"model": name, "flags": [...]} of Linux's /proc/cpuinfo, empty if not there."""
+    """Returns {"model": name, "flags": [...]} of the text of Linux's /proc/cpuinfo."""
     fields = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")

@@ -1,9 +1,9 @@
-"""The loop around the steps: how many a call takes, what is read after each, for how long.
+"""The loop around the steps: how many a call takes, and what is read after it.
 
     totals, seconds = run_pass(segments, zero_totals, on_progress=print)
 
-It knows no device: a segment (`tfmirror.parallel.step.Segment`) is a number of steps and
-a function that takes some of them.
+It knows no device: a segment (`tfmirror.parallel.step.Segment`) is a number of steps
+and a function that takes some of them.
 """
 
 import math
@@ -58,8 +58,9 @@ def run_pass(
             so_far = read(totals, num_examples)  # waits for the device
             if not math.isfinite(so_far.loss_sum):
                 raise config.TrainingStoppedError(
-                    f"loss is {so_far.loss_sum} within the last {num_steps} steps, after "
-                    f"{num_examples:,} examples of this epoch; lower --learning_rate"
+                    f"loss is {so_far.loss_sum} within the last {num_steps} steps, "
+                    f"{num_examples:,} examples into the epoch; try a lower "
+                    "--learning_rate"
                 )
             if not steps_per_loop:
                 loop_steps = next_loop_steps(num_steps, clock() - call_start)

@@ -29,7 +29,7 @@ class Job:
 
 
 def train(settings):
-    """Trains as `settings` say; returns what summary.json holds, and "workdir" beside it.
+    """Trains as `settings` say; returns what summary.json holds, and "workdir".
 
     Nothing is written before settings, devices and data are found to be right.
 
@@ -68,7 +68,7 @@ def train(settings):
 
 
 def prepare(settings):
-    """Returns the Job of checked `settings`: devices chosen, data loaded, model built."""
+    """Returns the Job of checked `settings`: devices, data, model and steps."""
     chosen = devices.choose(settings.gpus, settings.device_type)
     settings = config.resolve(settings, chosen.num_replicas)
     dataset = datasets.load(
@@ -121,8 +121,8 @@ def first_lines(job):
         f"devices: {job.devices.describe()}",
         f"steps an epoch: {sizes} examples, up to {settings.per_replica_batch_size} on "
         f"each of {job.devices.num_replicas} replicas",
-        f"sgd, learning rate {settings.learning_rate:g}, {settings.epochs} epochs, seed "
-        f"{settings.seed}",
+        f"sgd, learning rate {settings.learning_rate:g}, {settings.epochs} epochs, "
+        f"seed {settings.seed}",
     ]
 
 

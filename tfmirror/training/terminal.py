@@ -63,8 +63,10 @@ def epoch_line(record, num_epochs):
     width = len(str(num_epochs))
     return (
         f"epoch {record['epoch']:{width}}/{num_epochs}  "
-        f"train loss {record['train_loss']:.4f}  accuracy {record['train_accuracy']:.4f}  |  "
-        f"eval loss {record['eval_loss']:.4f}  accuracy {record['eval_accuracy']:.4f}  |  "
+        f"train loss {record['train_loss']:.4f}  "
+        f"accuracy {record['train_accuracy']:.4f}  |  "
+        f"eval loss {record['eval_loss']:.4f}  "
+        f"accuracy {record['eval_accuracy']:.4f}  |  "
         f"{record['train_seconds']:.1f} s + {record['eval_seconds']:.1f} s  "
         f"{record['images_per_second']:,.0f} images/s"
     )

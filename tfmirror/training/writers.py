@@ -28,9 +28,10 @@ METRIC_NAMES = {
 
 
 def check_is_free(workdir):
-    """Raises InputError unless a run directory can be made at `workdir` (empty: default).
+    """Raises InputError unless a run directory can be made at `workdir`.
 
-    Creates nothing: it is asked before data are read and devices are started.
+    Empty means a new one under runs/. Creates nothing: it is asked before
+    data are read and devices are started.
     """
     path = pathlib.Path(workdir).expanduser() if workdir else DEFAULT_PARENT
     if workdir and path.is_dir() and any(path.iterdir()):

@@ -1,0 +1,101 @@
+"""Small models, data and references that several tests use."""
+
+import gzip
+import struct
+
+import keras
+import numpy as np
+
+from tfmirror import models
+from tfmirror.data import datasets, idx
+from tfmirror.parallel import devices
+
+NUM_CLASSES = 10
+
+
+def make_strategy(num_replicas):
+    """Returns a MirroredStrategy on so many logical CPU devices."""
+    strategy = devices.make_strategy(devices.choose(num_replicas, "cpu"))
+    assert strategy.num_replicas_in_sync == num_replicas
+    return strategy
+
+
+def make_examples(num_examples, shape=(28, 28, 1), seed=0):
+    """Returns Examples of which no two are equal."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (num_examples, *shape)).astype(np.uint8)
+    labels = rng.integers(0, NUM_CLASSES, num_examples).astype(np.int32)
+    return datasets.Examples(images, labels)
+
+
+def build_cnn(strategy, seed=0):
+    """Returns the cnn with the weights of `seed`."""
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        return models.build("cnn", (28, 28, 1), NUM_CLASSES)
+
+
+def build_linear(strategy, seed=0, shape=(4, 4, 1)):
+    """Returns softmax regression without bias, whose gradient NumPy can tell."""
+    keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        return keras.Sequential(
+            [
+                keras.Input(shape),
+                keras.layers.Flatten(),
+                keras.layers.Dense(NUM_CLASSES, use_bias=False),
+            ]
+        )
+
+
+def build_sgd(strategy, model, learning_rate=0.1):
+    """Returns plain SGD for `model`."""
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(learning_rate)
+        optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def linear_reference(weights, examples):
+    """Returns (loss sum, correct, gradient of the loss sum) of softmax regression.
+
+    NumPy in float64: with p the softmax of x W, the gradient is x^T (p - onehot).
+    """
+    x = examples.images.reshape(len(examples), -1) / 255.0
+    logits = x @ weights.astype(np.float64)
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    onehot = np.eye(NUM_CLASSES)[examples.labels]
+    loss_sum = -np.log(p[onehot == 1]).sum()
+    return (
+        loss_sum,
+        int((logits.argmax(axis=1) == examples.labels).sum()),
+        x.T @ (p - onehot),
+    )
+
+
+def replica_copies(strategy, variable):
+    """Returns the copies of a Keras variable, [N, ...]."""
+    copies = strategy.experimental_local_results(variable.value)
+    return np.stack([copy.numpy() for copy in copies])
+
+
+def idx_bytes(array, type_code=idx.UNSIGNED_BYTE):
+    """Returns the IDX file of a uint8 array."""
+    header = struct.pack(
+        f">BBBB{array.ndim}I", 0, 0, type_code, array.ndim, *array.shape
+    )
+    return header + array.tobytes()
+
+
+def write_idx_folder(folder, train, evaluation, joint="-", packed=True):
+    """Writes the four IDX files of two Examples; returns the folder as text."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, examples in (("train", train), ("eval", evaluation)):
+        arrays = {"images": examples.images[..., 0], "labels": examples.labels}
+        for kind, array in arrays.items():
+            stem, ending = idx.STEMS[split, kind], f"idx{array.ndim}-ubyte"
+            content = idx_bytes(array.astype(np.uint8))
+            if packed:
+                ending, content = ending + ".gz", gzip.compress(content)
+            (folder / f"{stem}{joint}{ending}").write_bytes(content)
+    return str(folder)

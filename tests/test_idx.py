@@ -1,0 +1,91 @@
+"""The IDX reader gives back what was written, and refuses all else in one line."""
+
+import gzip
+import pathlib
+import struct
+
+import numpy as np
+import pytest
+from helpers import idx_bytes, make_examples, write_idx_folder
+
+from tfmirror import config
+from tfmirror.data import idx
+
+ARRAY = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+WHOLE = idx_bytes(ARRAY)
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.gz", gzip.compress), ("a", bytes)])
+def test_reads_back_what_was_written(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack(WHOLE))
+    np.testing.assert_array_equal(idx.read_idx(tmp_path / name, 3), ARRAY)
+
+
+def with_shape(*shape):
+    """Returns the file with another shape in its header, and the same values."""
+    return (
+        struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + ARRAY.tobytes()
+    )
+
+
+HTML = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.gz", gzip.compress(WHOLE)[:-20], "cut short"),
+        ("a.gz", gzip.compress(WHOLE)[:-3], "cut short"),
+        ("a.gz", gzip.compress(WHOLE)[:12], "cut short"),
+        ("a.gz", b"", "not an IDX file"),
+        ("a.gz", HTML, "not a whole gzip file"),
+        ("a.gz", gzip.compress(HTML), "not an IDX file: it starts with b'<!DO'"),
+        ("a.gz", gzip.compress(WHOLE)[:-8] + bytes(8), "not a whole gzip file"),  # CRC
+        ("a", HTML, "not an IDX file"),
+        ("a", b"", "not an IDX file"),
+        ("a", WHOLE[:3], "not an IDX file"),
+        ("a", WHOLE[:9], "cut short in its header"),
+        ("a", WHOLE[:-1], "cut short|expected 60 bytes"),
+        ("a", WHOLE + b"x", "got more"),
+        ("a.gz", gzip.compress(WHOLE + b"x"), "got more"),
+        ("a", with_shape(6, 4, 3), "expected 72 bytes"),
+        ("a.gz", gzip.compress(with_shape(6, 4, 3)), "expected 72 bytes.*got 60"),
+        ("a", with_shape(2**32 - 1, 2**32 - 1, 2**32 - 1), "cut short: its header"),
+        ("a.gz", gzip.compress(with_shape(2**31, 28, 28)), "cut short: its header"),
+        ("a", with_shape(0, 4, 3), "at least one example"),
+        ("a", with_shape(20, 3), "expected 3 dimensions, got 2"),
+        ("a", idx_bytes(ARRAY, type_code=0x0D), "got float32"),
+        ("a", idx_bytes(ARRAY, type_code=0x07), "not an IDX file"),
+    ],
+)
+def test_refuses_what_is_not_the_file_it_should_be(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(config.InputError, match=says) as error:
+        idx.read_idx(tmp_path / name, 3)
+    assert str(tmp_path / name) in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    with pytest.raises(config.InputError, match="can't be read: No such file"):
+        idx.read_idx(tmp_path / "missing", 3)
+    with pytest.raises(config.InputError, match="can't be read: Is a directory"):
+        idx.read_idx(tmp_path, 3)
+
+
+@pytest.mark.parametrize("joint", ["-", "."])
+@pytest.mark.parametrize("packed", [True, False])
+def test_finds_the_four_files_under_all_their_names(tmp_path, joint, packed):
+    examples = make_examples(3)
+    write_idx_folder(tmp_path, examples, examples, joint, packed)
+    found = idx.find_idx_files(tmp_path)
+    assert set(found) == set(idx.STEMS)
+    assert all(path.is_file() for path in found.values())
+
+
+def test_a_folder_without_idx_files_is_none_and_a_missing_one_is_named(tmp_path):
+    assert idx.find_idx_files(tmp_path) is None
+    examples = make_examples(3)
+    write_idx_folder(tmp_path, examples, examples)
+    pathlib.Path(tmp_path, "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(config.InputError, match="t10k-labels-idx1-ubyte.gz is missing"):
+        idx.find_idx_files(tmp_path)

@@ -1,0 +1,139 @@
+"""A whole run: what it leaves behind is complete, true and repeatable."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tfmirror import config
+from tfmirror.data import datasets
+from tfmirror.training import environment, run
+
+SUMMARY_KEYS = (
+    "model dataset num_train_examples num_eval_examples num_replicas num_workers "
+    "devices stand_in_devices global_batch_size num_microbatches precision seed "
+    "trace_seconds epochs final_eval_accuracy weights_sha256"
+).split()
+EPOCH_KEYS = (
+    "epoch train_loss train_accuracy eval_loss eval_accuracy train_seconds "
+    "eval_seconds images_per_second"
+).split()
+
+SHORT = config.TrainConfig(
+    gpus=2, epochs=2, limit_train_examples=300, limit_eval_examples=75
+)
+
+
+def train(folder, **changes):
+    return run.train(dataclasses.replace(SHORT, workdir=str(folder), **changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(run directory, summary) of a short run on two replicas."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder, train(folder)
+
+
+def test_the_run_directory_is_complete(finished):
+    folder, summary = finished
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "environment.json", "metrics.jsonl", "tensorboard",
+        "summary.json", "model.keras",
+    }  # fmt: skip
+    written = json.loads((folder / "summary.json").read_text())
+    assert list(written) == SUMMARY_KEYS
+    assert [list(record) for record in written["epochs"]] == [EPOCH_KEYS] * 2
+    assert summary == written | {"workdir": str(folder)}
+
+
+def test_the_summary_says_what_was_done(finished):
+    _, summary = finished
+    assert summary["num_replicas"] == 2 and summary["devices"] == ["CPU:0", "CPU:1"]
+    assert summary["stand_in_devices"] is True
+    assert (summary["num_train_examples"], summary["num_eval_examples"]) == (300, 75)
+    assert summary["global_batch_size"] == 128 and summary["trace_seconds"] > 0
+    for record in summary["epochs"]:  # accuracies are counts over all examples
+        assert record["train_accuracy"] * 300 == pytest.approx(
+            round(record["train_accuracy"] * 300), abs=1e-9
+        )
+        assert record["eval_accuracy"] * 75 == pytest.approx(
+            round(record["eval_accuracy"] * 75), abs=1e-9
+        )
+    assert summary["final_eval_accuracy"] == summary["epochs"][-1]["eval_accuracy"]
+
+
+def test_config_json_has_every_setting_resolved(finished):
+    folder, _ = finished
+    written = json.loads((folder / "config.json").read_text())
+    assert list(written) == [f.name for f in dataclasses.fields(config.TrainConfig)]
+    assert None not in written.values()
+    assert (written["gpus"], written["learning_rate"]) == (2, 0.3)
+
+
+def test_plain_keras_opens_the_model_and_gets_the_last_accuracy(finished):
+    folder, summary = finished
+    model = keras.saving.load_model(folder / "model.keras")
+    evaluation = datasets.load("digits", limit_eval_examples=75).eval
+    logits = model.predict(evaluation.images / np.float32(255), verbose=0)
+    accuracy = (logits.argmax(axis=1) == evaluation.labels).mean()
+    assert accuracy == pytest.approx(summary["final_eval_accuracy"], abs=1e-9)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished, tmp_path):
+    _, summary = finished
+    again = train(tmp_path / "again", steps_per_loop=1)
+    assert again["weights_sha256"] == summary["weights_sha256"]
+    assert again["epochs"][-1]["train_loss"] == summary["epochs"][-1]["train_loss"]
+    other = train(tmp_path / "other", seed=1, epochs=1)
+    assert other["weights_sha256"] != summary["weights_sha256"]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 4])
+def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas):
+    _, summary = finished
+    other = train(tmp_path / "run", gpus=num_replicas, global_batch_size=128)
+    first, expected = other["epochs"][0], summary["epochs"][0]
+    assert first["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+
+
+def test_a_loss_that_explodes_stops_the_run(tmp_path):
+    with pytest.raises(config.TrainingStoppedError, match="loss is (nan|inf)"):
+        train(tmp_path / "run", learning_rate=1e6)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_environment_is_plain_values():
+    from tfmirror.parallel import devices
+
+    described = environment.describe(devices.choose(2, "cpu"))
+    assert json.loads(json.dumps(described)) == described
+    assert described["devices"] == ["CPU:0", "CPU:1"]
+    for key in ("tensorflow", "keras", "num_cpus", "intra_op_threads", "cpu_flags"):
+        assert key in described
+
+
+def test_parse_cpuinfo_takes_the_first_processor():
+    text = (
+        "processor\t: 0\nmodel name\t: Big CPU @ 2GHz\n"
+        "flags\t\t: fpu avx512f amx_tile sse\n"
+        "\nprocessor\t: 1\nmodel name\t: Other\nflags\t: avx\n"
+    )
+    assert environment.parse_cpuinfo(text) == {
+        "model": "Big CPU @ 2GHz",
+        "flags": ["amx_tile", "avx512f"],
+    }
+    assert environment.parse_cpuinfo("") == {"model": "", "flags": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_the_chapters_run_on_two_replicas_learns(request, tmp_path, name):
+    folder = request.getfixturevalue(f"{name}_folder")
+    settings = config.TrainConfig(
+        gpus=2, dataset=name, data_dir=folder, epochs=2, workdir=str(tmp_path)
+    )
+    accuracy = run.train(settings)["final_eval_accuracy"]
+    assert accuracy > {"mnist": 0.965, "fashion_mnist": 0.75}[name]
