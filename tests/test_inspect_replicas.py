@@ -67,7 +67,7 @@ def test_text_has_a_block_for_each_thing_and_replica(capsys):
         in text
     )
     assert "  weights between replicas               0 (the same bits)\n" in text
-    assert "devices: 2 logical CPU devices standing in" in text
+    assert "devices: CPU:0, CPU:1 (logical CPU devices stand in" in text
 
 
 def test_the_golden_block_of_an_array():

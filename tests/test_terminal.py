@@ -17,15 +17,14 @@ RECORD = {
 
 def test_epoch_line():
     assert terminal.epoch_line(RECORD, num_epochs=10) == (
-        "epoch  3/10  train loss 0.5234  accuracy 0.7500  |  "
-        "eval loss 0.2500  accuracy 0.8751  |  2.0 s + 0.5 s  12,346 images/s"
+        "epoch  3/10  train loss 0.5234 acc 0.7500  eval loss 0.2500 acc 0.8751  2.0 s"
     )
 
 
 def test_progress_numbers():
     totals = metrics.Totals(loss_sum=50.0, num_correct=90, num_examples=100)
     assert terminal.progress_numbers(totals, seconds=0.01) == (
-        "loss 0.5000  accuracy 0.9000  10,000 images/s"
+        "loss 0.5000 acc 0.9000  10,000 images/s"
     )
 
 

@@ -36,10 +36,7 @@ class Devices:
         """Returns one line for people."""
         listed = ", ".join(self.names)
         if self.are_stand_ins:
-            count = f"{self.num_replicas} logical CPU device" + "s" * (
-                len(self.names) > 1
-            )
-            return f"{count} standing in for GPUs ({listed}): same results, no speed-up"
+            return f"{listed} (logical CPU devices stand in for GPUs; no speed-up)"
         return listed
 
 

@@ -6,6 +6,7 @@ summary["final_eval_accuracy"], summary["weights_sha256"]
 
 import dataclasses
 import functools
+import statistics
 import time
 
 import keras
@@ -58,12 +59,11 @@ def train(settings):
         show.line(f"traced and compiled in {trace_seconds:.1f} s")
         records = _train_epochs(job, writer, show)
         summary = summarize(job, trace_seconds, records)
-        writer.write_json("summary.json", summary)
         job.model.save(directory / "model.keras")
-        show.line(
-            f"final evaluation accuracy {summary['final_eval_accuracy']:.4f}; model: "
-            f"{directory / 'model.keras'}"
-        )
+        writer.write_json("summary.json", summary)  # last: where it is, a run is whole
+        speed = statistics.median(r["images_per_second"] for r in records)
+        show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
+        show.line(f"final evaluation accuracy {summary['final_eval_accuracy']:.4f}")
     return summary | {"workdir": str(directory)}
 
 
@@ -116,8 +116,9 @@ def first_lines(job):
     )
     return [
         f"model: {settings.model}, {job.model.count_params():,} parameters",
-        f"data: {dataset.name} ({dataset.source}), {len(dataset.train):,} training and "
+        f"data: {dataset.name}, {len(dataset.train):,} training and "
         f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
+        f"source: {dataset.source}",
         f"devices: {job.devices.describe()}",
         f"steps an epoch: {sizes} examples, up to {settings.per_replica_batch_size} on "
         f"each of {job.devices.num_replicas} replicas",

@@ -49,24 +49,21 @@ class Terminal:
 def progress_numbers(totals, seconds):
     """Returns what stands beside the bar: means over the epoch so far."""
     return (
-        f"loss {totals.mean_loss:.4f}  accuracy {totals.accuracy:.4f}  "
+        f"loss {totals.mean_loss:.4f} acc {totals.accuracy:.4f}  "
         f"{totals.num_examples / seconds:,.0f} images/s"
     )
 
 
 def epoch_line(record, num_epochs):
-    """Returns the line of a finished epoch.
+    """Returns the line of a finished epoch; it fits 80 columns.
 
     Args:
       record: one entry of summary.json's "epochs".
     """
     width = len(str(num_epochs))
-    return (
-        f"epoch {record['epoch']:{width}}/{num_epochs}  "
-        f"train loss {record['train_loss']:.4f}  "
-        f"accuracy {record['train_accuracy']:.4f}  |  "
-        f"eval loss {record['eval_loss']:.4f}  "
-        f"accuracy {record['eval_accuracy']:.4f}  |  "
-        f"{record['train_seconds']:.1f} s + {record['eval_seconds']:.1f} s  "
-        f"{record['images_per_second']:,.0f} images/s"
-    )
+    parts = [
+        f"{part} loss {record[f'{part}_loss']:.4f} acc {record[f'{part}_accuracy']:.4f}"
+        for part in ("train", "eval")
+    ]
+    number = f"{record['epoch']:{width}}/{num_epochs}"
+    return f"epoch {number}  {'  '.join(parts)}  {record['train_seconds']:.1f} s"
