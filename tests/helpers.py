@@ -8,7 +8,7 @@ import numpy as np
 
 from tfmirror import models
 from tfmirror.data import datasets, idx
-from tfmirror.parallel import devices
+from tfmirror.parallel import devices, microbatches, updates
 
 NUM_CLASSES = 10
 
@@ -48,12 +48,18 @@ def build_linear(strategy, seed=0, shape=(4, 4, 1)):
         )
 
 
-def build_sgd(strategy, model, learning_rate=0.1):
-    """Returns plain SGD for `model`."""
+def build_update(strategy, model, learning_rate=0.1, **settings):
+    """Returns the Update of plain SGD for `model`, or of what `settings` say."""
+    extras = {k: settings.pop(k) for k in ("ema_decay", "scales_loss") if k in settings}
+    name = settings.pop("name", "sgd")
     with strategy.scope():
-        optimizer = keras.optimizers.SGD(learning_rate)
-        optimizer.build(model.trainable_variables)
-    return optimizer
+        optimizer = updates.make_optimizer(name, learning_rate, **settings)
+        return updates.Update(optimizer, model, **extras)
+
+
+def make_plan(part_sizes, num_batches=1):
+    """Returns the BatchPlan of one microbatch a replica, of these sizes."""
+    return microbatches.BatchPlan(0, num_batches, part_sizes, (1,) * len(part_sizes))
 
 
 def linear_reference(weights, examples):

@@ -68,6 +68,8 @@ WRONG_FLAGS = {
     "value": ["--epochs=many"],
     "data_dir": ["--data_dir=/nowhere/at/all"],
     "limit": ["--limit_train_examples=2000"],
+    "microbatches": ["--gpus=4", "--microbatches=3"],
+    "shares": ["--gpus=2", "--microbatches=8", "--microbatches_per_replica=5,4"],
     "no network, no data": ["--dataset=kmnist"],
 }
 

@@ -22,6 +22,32 @@ from tfmirror import config, models
         ({"epochs": 0}, "epochs must be at least 1: got 0"),
         ({"limit_train_examples": -1}, "limit_train_examples must be at least 0"),
         ({"steps_per_loop": -1}, "steps_per_loop must be at least 0"),
+        ({"microbatches": -1}, r"microbatches must be at least 0 \(0: one a replica\)"),
+        ({"microbatches_per_replica": "5;3"}, "whole numbers with commas .* got '5;3'"),
+        ({"microbatches_per_replica": "5,-3"}, "whole numbers with commas"),
+        ({"check_drift_every": -1}, "check_drift_every must be at least 0"),
+        ({"on_drift": "ignore"}, "on_drift must be one of stop, resync: got 'ignore'"),
+        (
+            {"optimizer": "lamb"},
+            "optimizer must be one of sgd, adam, adamw: got 'lamb'",
+        ),
+        ({"schedule": "linear"}, "schedule must be one of constant, cosine, one_cycle"),
+        ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\) \(0: none\): got 1.0"),
+        ({"ema_decay": -0.1}, "ema_decay must be in"),
+        (
+            {"clip_norm": float("inf")},
+            "clip_norm must be a finite number of at least 0",
+        ),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0"),
+        (
+            {"momentum": 0.9, "optimizer": "adam"},
+            "momentum is of --optimizer=sgd alone",
+        ),
+        (
+            {"warmup_epochs": 1.0, "schedule": "one_cycle"},
+            "warmup_epochs can't be given",
+        ),
         ({"seed": -1}, r"seed must be in \[0, 2147483648\): got -1"),
         ({"seed": 2**31}, "seed must be in"),
     ],
@@ -44,6 +70,7 @@ def test_defaults_are_right():
         ({"per_replica_batch_size": 10}, 4, (40, 10, 0.3, 30)),
         ({"global_batch_size": 10}, 4, (10, 3, 0.3, 30)),
         ({"learning_rate": 0.1, "epochs": 2}, 2, (128, 64, 0.1, 2)),
+        ({"optimizer": "adam"}, 2, (128, 64, 0.001, 30)),
     ],
 )
 def test_resolve_leaves_no_setting_open(given, num_replicas, expected):
@@ -57,9 +84,17 @@ def test_resolve_leaves_no_setting_open(given, num_replicas, expected):
     assert resolved.gpus == num_replicas
 
 
-def test_fewer_examples_than_replicas_in_a_batch_are_refused():
+def test_fewer_examples_than_replicas_or_microbatches_in_a_batch_are_refused():
     with pytest.raises(config.InputError, match="got 3 for 4 replicas"):
         config.resolve(config.TrainConfig(global_batch_size=3), 4)
+    with pytest.raises(config.InputError, match="got 7 for 8 microbatches"):
+        config.resolve(config.TrainConfig(global_batch_size=7, microbatches=8), 2)
+
+
+def test_explicit_shares_alone_say_how_many_microbatches_there_are():
+    settings = config.TrainConfig(microbatches_per_replica="5,3")
+    assert config.resolve(settings, 2).microbatches == 8
+    assert config.parse_shares("5, 3") == (5, 3) and config.parse_shares("") == ()
 
 
 def test_every_model_has_a_recipe_and_every_recipe_a_model():

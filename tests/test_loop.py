@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tfmirror import config
-from tfmirror.parallel import step
+from tfmirror.parallel import segments, step
 from tfmirror.training import loop
 
 
@@ -45,10 +45,10 @@ def test_next_loop_steps(last_steps, last_seconds, expected):
 
 def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
     full, last = Counter(), Counter()
-    segments = [step.Segment(7, 16, full), step.Segment(1, 5, last)]
+    both = [segments.Segment(7, 16, full), segments.Segment(1, 5, last)]
     seen = []
     totals, seconds = loop.run_pass(
-        segments,
+        both,
         ZERO,
         steps_per_loop=3,
         on_progress=lambda so_far, s: seen.append((so_far.num_examples, s)),
@@ -64,7 +64,7 @@ def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
 
 def test_without_a_number_calls_grow_to_half_a_second():
     full = Counter(seconds_per_step=0.01)
-    loop.run_pass([step.Segment(200, 1, full)], ZERO, clock=lambda: full.now)
+    loop.run_pass([segments.Segment(200, 1, full)], ZERO, clock=lambda: full.now)
     assert full.calls == [4, 16, 50, 50, 50, 30]
 
 
@@ -74,11 +74,22 @@ def test_a_loss_that_is_not_finite_stops_the_pass(loss):
     with pytest.raises(
         config.TrainingStoppedError, match=f"loss is {loss} .* 8 examples"
     ):
-        loop.run_pass([step.Segment(9, 2, full)], ZERO, steps_per_loop=2)
+        loop.run_pass([segments.Segment(9, 2, full)], ZERO, steps_per_loop=2)
     assert full.calls == [2, 2]
 
 
 def test_tracing_takes_no_step():
     full = Counter()
-    loop.trace([step.Segment(9, 2, full)], ZERO)
+    loop.trace([segments.Segment(9, 2, full)], ZERO)
     assert full.calls == [0]
+
+
+def test_periodic_calls_come_after_every_so_many_steps_over_all_passes():
+    full, seen = Counter(), []
+    periodic = loop.Periodic(5, lambda steps: seen.append((steps, sum(full.calls))))
+    for _ in range(2):
+        loop.run_pass(
+            [segments.Segment(7, 1, full)], ZERO, steps_per_loop=4, periodic=periodic
+        )
+    assert full.calls == [4, 1, 2, 3, 4]
+    assert seen == [(5, 5), (10, 10)]

@@ -1,5 +1,6 @@
 """The training step: N replicas do what one device does, whatever the split."""
 
+import functools
 import itertools
 
 import keras
@@ -9,15 +10,16 @@ import tensorflow as tf
 from helpers import (
     build_cnn,
     build_linear,
-    build_sgd,
+    build_update,
     linear_reference,
     make_examples,
+    make_plan,
     make_strategy,
     replica_copies,
 )
 
 from tfmirror import config, metrics
-from tfmirror.parallel import inspection, microbatches, step
+from tfmirror.parallel import inspection, microbatches, segments, step, updates
 from tfmirror.training import loop
 
 RTOL = 1e-5  # float32, sums of up to 64 terms in another order
@@ -35,17 +37,20 @@ def keras_gradients(model, examples):
     ]
 
 
-def train(strategy, model, optimizer, examples, part_sizes, num_steps=1):
+def train(strategy, model, update, examples, part_sizes, num_steps=1):
     """Takes steps over the first examples, in stored order; returns the Totals."""
-    plan = microbatches.BatchSequence(0, num_steps, part_sizes)
-    segment = step._make_segment(
+    (segment,) = segments.make_segments(
         strategy,
         examples,
-        plan,
-        lambda sizes: step.make_train_steps(strategy, model, optimizer, sizes),
-        shuffle_seed=None,
+        [make_plan(part_sizes, num_steps)],
+        lambda plan: step.make_train_steps(strategy, model, update, plan),
     )
     return segment.run(num_steps, step.zero_totals())
+
+
+def make_plans(num_examples, global_batch_size, num_replicas):
+    """Returns the plans of an epoch with one microbatch a replica."""
+    return microbatches.plan_epoch(num_examples, global_batch_size, (1,) * num_replicas)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +93,11 @@ def test_one_step_is_gradient_descent_on_the_mean_loss(part_sizes):
     """NumPy in float64 takes the same step: w - lr (1/B) x^T (p - onehot)."""
     strategy = make_strategy(len(part_sizes))
     model = build_linear(strategy)
-    optimizer = build_sgd(strategy, model, learning_rate=0.5)
+    update = build_update(strategy, model, learning_rate=0.5)
     examples = make_examples(12, shape=(4, 4, 1))
     (weights,) = model.get_weights()
     loss_sum, num_correct, gradient = linear_reference(weights, examples)
-    totals = train(strategy, model, optimizer, examples, part_sizes)
+    totals = train(strategy, model, update, examples, part_sizes)
     np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
     assert int(totals.num_correct) == num_correct
     np.testing.assert_allclose(
@@ -104,8 +109,7 @@ def test_optimizer_applies_aggregated_gradients_once():
     """The private hook works: gradients are not summed over replicas a second time."""
     strategy = make_strategy(4)
     model = build_linear(strategy)
-    optimizer = build_sgd(strategy, model, learning_rate=1.0)
-    step.applies_aggregated_gradients(optimizer)
+    optimizer = build_update(strategy, model, learning_rate=1.0).optimizer
     before = model.get_weights()[0]
     gradient = tf.random.stateless_normal(before.shape, seed=(0, 0))
 
@@ -118,14 +122,14 @@ def test_optimizer_applies_aggregated_gradients_once():
 
 def test_an_optimizer_without_the_hook_is_refused():
     with pytest.raises(TypeError, match="not an optimizer that tfmirror knows"):
-        step.applies_aggregated_gradients(object())
+        updates.applies_aggregated_gradients(object())
 
 
 def test_replicas_stay_equal_to_the_bit_while_their_data_differ():
     strategy = make_strategy(4)
     model = build_cnn(strategy)
-    optimizer = build_sgd(strategy, model)
-    train(strategy, model, optimizer, make_examples(80), (5, 5, 5, 5), num_steps=4)
+    update = build_update(strategy, model)
+    train(strategy, model, update, make_examples(80), (5, 5, 5, 5), num_steps=4)
     for variable in model.variables:
         copies = replica_copies(strategy, variable)
         assert len(copies) == 4
@@ -139,8 +143,8 @@ def test_one_two_and_four_replicas_train_alike():
     for n in (1, 2, 4):
         strategy = make_strategy(n)
         model = build_cnn(strategy)
-        optimizer = build_sgd(strategy, model)
-        train(strategy, model, optimizer, examples, microbatches.even_split(16, n), 10)
+        update = build_update(strategy, model)
+        train(strategy, model, update, examples, microbatches.even_split(16, n), 10)
         weights[n] = model.get_weights()
     for n in (2, 4):
         for value, expected in zip(weights[n], weights[1], strict=True):
@@ -165,9 +169,9 @@ def test_batch_norm_state_is_the_mean_over_replicas_and_on_all_of_them(part_size
                 keras.layers.Dense(10),
             ]
         )
-    optimizer = build_sgd(strategy, model)
+    update = build_update(strategy, model)
     examples = make_examples(8, shape=(4, 4, 1))
-    train(strategy, model, optimizer, examples, part_sizes)
+    train(strategy, model, update, examples, part_sizes)
     x = examples.images.reshape(8, 16) / 255.0
     parts = [part for part in np.split(x, [part_sizes[0]]) if len(part)]
     mean = 0.5 * np.mean([part.mean(axis=0) for part in parts], axis=0)
@@ -188,14 +192,14 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
     model = build_linear(strategy)
     examples = make_examples(43, shape=(4, 4, 1))
     loss_sum, num_correct, _ = linear_reference(model.get_weights()[0], examples)
-    segments = step.make_segments(
+    passes = segments.make_segments(
         strategy,
         examples,
-        8,
-        lambda sizes: step.make_eval_steps(strategy, model, sizes),
+        make_plans(43, 8, num_replicas),
+        lambda plan: step.make_eval_steps(strategy, model, plan),
     )
     for _ in range(2):
-        totals, _ = loop.run_pass(segments, step.zero_totals())
+        totals, _ = loop.run_pass(passes, step.zero_totals())
         assert totals == metrics.Totals(totals.loss_sum, num_correct, 43)
         np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
 
@@ -203,15 +207,16 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
 def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing():
     strategy = make_strategy(2)
     model = build_linear(strategy)
-    optimizer = build_sgd(strategy, model)
+    update = build_update(strategy, model)
     examples = make_examples(40, shape=(4, 4, 1))
     made = []
 
-    def make_steps(sizes):
-        made.append(step.make_train_steps(strategy, model, optimizer, sizes))
+    def make_steps(plan):
+        made.append(step.make_train_steps(strategy, model, update, plan))
         return made[-1]
 
-    full, last = step.make_segments(strategy, examples, 16, make_steps, shuffle_seed=0)
+    plans = make_plans(40, 16, 2)
+    full, last = segments.make_segments(strategy, examples, plans, make_steps, 0)
     before = model.get_weights()[0]
     loop.trace([full, last], step.zero_totals())
     np.testing.assert_array_equal(model.get_weights()[0], before)
@@ -219,7 +224,7 @@ def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing
         full.run(num_steps, step.zero_totals())
     last.run(1, step.zero_totals())
     assert [steps.experimental_get_tracing_count() for steps in made] == [1, 1]
-    assert optimizer.iterations.numpy() == 11
+    assert update.optimizer.iterations.numpy() == 11
 
 
 def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
@@ -227,25 +232,58 @@ def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
     for steps_per_loop in (1, 3, 100):
         strategy = make_strategy(2)
         model = build_linear(strategy)
-        optimizer = build_sgd(strategy, model)
-        segments = step.make_segments(
-            strategy,
-            make_examples(43, shape=(4, 4, 1)),
-            8,
-            lambda sizes: step.make_train_steps(strategy, model, optimizer, sizes),  # noqa: B023
-            shuffle_seed=0,
-        )
+        update = build_update(strategy, model)
+        make_steps = functools.partial(step.make_train_steps, strategy, model, update)
+        examples = make_examples(43, shape=(4, 4, 1))
+        plans = make_plans(43, 8, 2)
+        passes = segments.make_segments(strategy, examples, plans, make_steps, 0)
         totals, _ = loop.run_pass(
-            segments, step.zero_totals(), steps_per_loop=steps_per_loop
+            passes, step.zero_totals(), steps_per_loop=steps_per_loop
         )
         digests.add(metrics.weights_sha256(model.variables))
         losses.add(totals.loss_sum)
     assert len(digests) == len(losses) == 1
 
 
-def test_layers_with_random_numbers_are_refused():
-    strategy = make_strategy(2)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
-    with pytest.raises(config.InputError, match="Dropout, are not supported yet"):
-        step.check_state_can_be_averaged(model)
+def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
+    class Counts(keras.layers.Layer):
+        def build(self, shape):
+            self.calls = self.add_weight((), dtype="int32", trainable=False)
+
+        def call(self, x):
+            return x
+
+    model = keras.Sequential([keras.Input((4,)), Counts(), keras.layers.Dropout(0.5)])
+    with pytest.raises(
+        config.InputError, match="only floating-point numbers and seeds"
+    ):
+        step.check_state(model)
+    step.check_state(keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)]))
+
+
+def dropout_masks(model, step_number, microbatch, num_examples=64):
+    """Returns which of the ones a Dropout model leaves, [b, 12] bool."""
+    seeds = [v.value for v in model.non_trainable_variables]
+    state = [step.seeds_of_microbatch(s, step_number, microbatch) for s in seeds]
+    ones = tf.ones((num_examples, 12))
+    return model.stateless_call([], state, ones, training=True)[0].numpy() > 0
+
+
+def test_dropout_differs_between_microbatches_steps_and_calls_of_one_layer():
+    """Masks of independent fair coins agree in half of their places."""
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    once = keras.Sequential([keras.Input((12,)), dropout])
+    first = dropout_masks(once, 0, 0)
+    np.testing.assert_array_equal(first, dropout_masks(once, 0, 0))
+    for other in ((0, 1), (1, 0), (1, 1), (0, 2)):
+        assert (first == dropout_masks(once, *other)).mean() == pytest.approx(
+            0.5, abs=0.07
+        )
+    inputs = keras.Input((12,))
+    twice = keras.Model(inputs, dropout(inputs) + 2 * dropout(inputs))
+    state = [step.seeds_of_microbatch(dropout.seed_generator.state.value, 0, 0)]
+    both = twice.stateless_call([], state, tf.ones((64, 12)), training=True)[0].numpy()
+    a, b = both % 4 == 2, both >= 4  # each kept one is 2, the second times 2
+    assert (a == b).mean() == pytest.approx(0.5, abs=0.07)
+    # The second draw in one microbatch is not the first draw of the next.
+    assert (b == dropout_masks(once, 0, 1)).mean() == pytest.approx(0.5, abs=0.07)

@@ -11,6 +11,10 @@ import dataclasses
 import math
 
 DEVICE_TYPES = ("auto", "cpu", "gpu")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "one_cycle")
+PRECISIONS = ("float32", "bfloat16", "float16")
+ON_DRIFT = ("stop", "resync")
 
 # Logical CPU devices that stand in for GPUs if no number is asked for: as many as both
 # chapters have.
@@ -34,7 +38,7 @@ class Recipe:
     """What a model is trained with unless a flag says otherwise."""
 
     per_replica_batch_size: int  # examples
-    learning_rate: float  # whatever the number of replicas
+    learning_rate: float  # of sgd, whatever the number of replicas
     epochs: int
 
 
@@ -44,6 +48,9 @@ RECIPES = {"cnn": Recipe(per_replica_batch_size=64, learning_rate=0.3, epochs=5)
 
 # A set this small needs more passes for the same number of steps (BUILD_NOTES.md).
 EPOCHS_OF_SMALL_DATASETS = {"digits": 30}
+
+# Kingma and Ba, Adam (2015), algorithm 1; Keras' default as well.
+ADAM_LEARNING_RATE = 0.001
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +64,27 @@ class TrainConfig:
     limit_eval_examples: int = 0  # 0: all
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"
+    microbatches: int = (
+        0  # in a global batch; 0: one a replica, in the strategy's order
+    )
+    microbatches_per_replica: str = ""  # such as "5,3"; empty: as even as can be
     global_batch_size: int | None = None  # examples a step over all replicas
     per_replica_batch_size: int | None = None  # examples a step on each replica
-    learning_rate: float | None = None
     epochs: int | None = None
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    momentum: float = 0.0  # of sgd
+    weight_decay: float = 0.0  # decoupled; 0: none
+    clip_norm: float = 0.0  # global norm of the gradient; 0: not clipped
+    schedule: str = "constant"
+    warmup_epochs: float = 0.0
+    ema_decay: float = 0.0  # 0: no moving average of the weights
+    precision: str = "float32"
     seed: int = 0
+    deterministic: bool = False
     steps_per_loop: int = 0  # 0: chosen so that a loop takes about half a second
+    check_drift_every: int = 0  # steps; 0: never
+    on_drift: str = "stop"
     workdir: str = ""  # empty: a new folder under runs/
 
 
@@ -72,9 +94,14 @@ def require(is_met, name, got, expected):
         raise InputError(f"{name} must be {expected}: got {got!r}")
 
 
+def require_one_of(allowed, name, got):
+    """Raises InputError unless `got` is among `allowed`."""
+    require(got in allowed, name, got, f"one of {', '.join(allowed)}")
+
+
 def check(settings):
     """Raises InputError at the first setting that is wrong on any machine."""
-    check_model(settings.model)
+    require_one_of(sorted(RECIPES), "model", settings.model)
     if None not in (settings.global_batch_size, settings.per_replica_batch_size):
         raise InputError(
             "global_batch_size and per_replica_batch_size can't both be given: got "
@@ -86,26 +113,51 @@ def check(settings):
     for name in ("global_batch_size", "per_replica_batch_size", "epochs"):
         value = getattr(settings, name)
         require(value is None or value >= 1, name, value, "at least 1")
-    for name in ("limit_train_examples", "limit_eval_examples"):
+    for name, zero in (
+        ("limit_train_examples", "all"),
+        ("limit_eval_examples", "all"),
+        ("microbatches", "one a replica"),
+        ("steps_per_loop", "chosen"),
+        ("check_drift_every", "never"),
+    ):
         value = getattr(settings, name)
-        require(value >= 0, name, value, "at least 0 (0: all)")
-    value = settings.steps_per_loop
-    require(value >= 0, "steps_per_loop", value, "at least 0 (0: chosen)")
+        require(value >= 0, name, value, f"at least 0 (0: {zero})")
+    parse_shares(settings.microbatches_per_replica)
+    _check_optimizer_settings(settings)
+    require_one_of(PRECISIONS, "precision", settings.precision)
+    require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
+
+
+def _check_optimizer_settings(settings):
+    """Raises InputError at the first setting of the optimizer that is wrong."""
+    require_one_of(OPTIMIZERS, "optimizer", settings.optimizer)
+    require_one_of(SCHEDULES, "schedule", settings.schedule)
     rate = settings.learning_rate
     is_rate = rate is None or (math.isfinite(rate) and rate > 0)
     require(is_rate, "learning_rate", rate, "a finite number above 0")
-
-
-def check_model(name):
-    """Raises InputError unless there is a model `name`."""
-    require(name in RECIPES, "model", name, f"one of {', '.join(sorted(RECIPES))}")
+    for name in ("weight_decay", "clip_norm", "warmup_epochs"):
+        value = getattr(settings, name)
+        is_met = math.isfinite(value) and value >= 0
+        require(is_met, name, value, "a finite number of at least 0 (0: none)")
+    for name in ("momentum", "ema_decay"):
+        value = getattr(settings, name)
+        require(0 <= value < 1, name, value, "in [0, 1) (0: none)")
+    if settings.momentum and settings.optimizer != "sgd":
+        raise InputError(
+            f"momentum is of --optimizer=sgd alone: got {settings.momentum} with "
+            f"{settings.optimizer}; drop it"
+        )
+    if settings.warmup_epochs and settings.schedule == "one_cycle":
+        raise InputError(
+            "warmup_epochs can't be given with --schedule=one_cycle, which warms up "
+            f"for 30 % of the steps: got {settings.warmup_epochs}; drop it"
+        )
 
 
 def check_device_settings(gpus, device_type):
     """Raises InputError unless both can be asked for."""
     require(gpus >= 0, "gpus", gpus, "at least 0 (0: all there are)")
-    allowed = f"one of {', '.join(DEVICE_TYPES)}"
-    require(device_type in DEVICE_TYPES, "device_type", device_type, allowed)
+    require_one_of(DEVICE_TYPES, "device_type", device_type)
 
 
 def check_seed(seed):
@@ -113,32 +165,52 @@ def check_seed(seed):
     require(0 <= seed < 2**31, "seed", seed, "in [0, 2147483648)")
 
 
+def parse_shares(text):
+    """Returns the whole numbers in a text such as "5,3"; none for an empty one.
+
+    Raises:
+      InputError: something else is in it, or a number below 0.
+    """
+    parts = text.split(",") if text else []
+    is_met = all(part.strip().isdecimal() for part in parts)
+    expected = "whole numbers with commas between, such as 5,3"
+    require(is_met, "microbatches_per_replica", text, expected)
+    return tuple(int(part) for part in parts)
+
+
 def resolve(settings, num_replicas):
     """Returns `settings` with every None filled in from the model's recipe.
 
     With B the global batch and N replicas, a replica gets B/N examples a step, one more
-    on the first B mod N of them; `per_replica_batch_size` is the larger of the two.
+    on the first B mod N of them; `per_replica_batch_size` is the larger of the two
+    (shares of microbatches that are not even apart).
 
     Raises:
-      InputError: fewer examples in a global batch than replicas.
+      InputError: fewer examples in a global batch than replicas or microbatches.
     """
     recipe = RECIPES[settings.model]
     global_batch_size = settings.global_batch_size
     if global_batch_size is None:
         per_replica = settings.per_replica_batch_size or recipe.per_replica_batch_size
         global_batch_size = per_replica * num_replicas
-    if global_batch_size < num_replicas:
-        raise InputError(
-            "global_batch_size must be at least the number of replicas: got "
-            f"{global_batch_size} for {num_replicas} replicas"
-        )
+    shares = parse_shares(settings.microbatches_per_replica)
+    microbatches = settings.microbatches or sum(shares)
+    for needed, what in ((num_replicas, "replicas"), (microbatches, "microbatches")):
+        if global_batch_size < needed:
+            raise InputError(
+                f"global_batch_size must be at least the number of {what}: got "
+                f"{global_batch_size} for {needed} {what}"
+            )
+    is_sgd = settings.optimizer == "sgd"
+    rate = recipe.learning_rate if is_sgd else ADAM_LEARNING_RATE
     recipe_epochs = EPOCHS_OF_SMALL_DATASETS.get(settings.dataset, recipe.epochs)
     return dataclasses.replace(
         settings,
         gpus=num_replicas,
+        microbatches=microbatches,
         global_batch_size=global_batch_size,
         per_replica_batch_size=math.ceil(global_batch_size / num_replicas),
-        learning_rate=settings.learning_rate or recipe.learning_rate,
+        learning_rate=settings.learning_rate or rate,
         epochs=settings.epochs or recipe_epochs,
     )
 
@@ -161,7 +233,7 @@ class InspectConfig:
 
 def check_inspect(settings):
     """Raises InputError at the first setting that is wrong whatever the model."""
-    check_model(settings.model)
+    require_one_of(sorted(RECIPES), "model", settings.model)
     check_device_settings(settings.gpus, settings.device_type)
     check_seed(settings.seed)
     require(

@@ -36,16 +36,42 @@ HELP = {
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
     },
-    "Training": {
+    "Batches": {
         "global_batch_size": "examples a step over all replicas (not with "
         "--per_replica_batch_size)",
         "per_replica_batch_size": "examples a step on each replica",
-        "learning_rate": "step size of stochastic gradient descent on the mean loss of "
-        "the global batch",
+        "microbatches": "cut the global batch into so many microbatches and add them "
+        "in one fixed tree: the same bits for any number of replicas up to it; with "
+        "more than one a replica, gradients accumulate; 0: one a replica, added by the "
+        "strategy",
+        "microbatches_per_replica": "how many of them each replica gets, such as 5,3; "
+        "empty: as even as can be",
+    },
+    "Training": {
         "epochs": "passes over the training examples",
-        "seed": "decides initial weights and the order of examples",
+        "optimizer": ", ".join(config.OPTIMIZERS),
+        "learning_rate": "step size, on the gradient of the mean loss of the global "
+        f"batch; {config.ADAM_LEARNING_RATE} for adam and adamw unless given",
+        "momentum": "of sgd, in [0, 1); 0: none",
+        "weight_decay": "what every step takes off each weight, times the learning "
+        "rate; 0: none",
+        "clip_norm": "largest global norm of the aggregated gradient; 0: not clipped",
+        "schedule": "learning rate over the run: constant; cosine, down to 0; "
+        "one_cycle, up for 30 % of the steps and down again",
+        "warmup_epochs": "epochs, fractions too, of linear rise from 0; 0: none",
+        "ema_decay": "keep a moving average of the weights with this decay, in [0, 1), "
+        "evaluate with it and save it; 0: none",
+        "precision": "of the model's arithmetic: float32, bfloat16, or float16 with a "
+        "dynamic loss scale; weights are float32",
+        "seed": "decides initial weights, the order of examples and dropout",
+        "deterministic": "use only operations that give the same bits each time, at "
+        "some cost in speed",
         "steps_per_loop": "training steps between two looks at the progress; 0: as "
         "many as take about half a second",
+        "check_drift_every": "compare the replicas' variables to the bit after so many "
+        "steps; 0: never",
+        "on_drift": "if they differ: stop (exit code 3), or resync from the first "
+        "replica and go on",
     },
     "What to show": {
         "num_examples": "examples on each replica",

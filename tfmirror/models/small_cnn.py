@@ -34,7 +34,7 @@ def build(input_shape, num_classes):
             layers.MaxPooling2D(2, name="pool2"),
             layers.Flatten(name="flatten"),
             layers.Dense(128, activation="relu", name="dense1"),
-            layers.Dense(num_classes, name="logits"),
+            layers.Dense(num_classes, dtype="float32", name="logits"),
         ],
         name="cnn",
     )

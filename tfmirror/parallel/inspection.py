@@ -114,7 +114,8 @@ def inspect(strategy, model, images, labels, part_sizes=None):
             f"{part_sizes}"
         )
     parts = [split_global_batch(strategy, a, part_sizes) for a in (images, labels)]
-    replica_view = _make_replica_view(strategy, model, part_sizes)
+    plan = microbatches.BatchPlan(0, 1, tuple(part_sizes), (1,) * num_replicas)
+    replica_view = _make_replica_view(strategy, model, plan)
     seen = tf.nest.map_structure(
         lambda value: [v.numpy() for v in strategy.experimental_local_results(value)],
         replica_view(*parts),
@@ -140,26 +141,26 @@ def inspect(strategy, model, images, labels, part_sizes=None):
     )
 
 
-def _make_replica_view(strategy, model, part_sizes):
+def _make_replica_view(strategy, model, plan):
     """Returns a compiled function of (images, labels) parts to what each replica has.
 
     The gradients come from the very functions of the training step. Traced once a call
     of `inspect`, apart from training, which it therefore can't slow down.
     """
-    global_batch_size = sum(part_sizes)
+    batch_size = plan.global_batch_size
 
     def replica_view(images, labels):
-        images, labels = step.with_static_size(images, labels, part_sizes)
+        ((k, examples),) = step.microbatches_of_replica(plan, images, labels).items()
         weights = step.local_values(model.trainable_variables)
-        state = step.local_values(model.non_trainable_variables)
-        local = step.replica_sums(model, weights, state, images, labels)
-        total = step.aggregate(local)
+        state = step.state_of_microbatch(model, 0, k)
+        local = step.microbatch_sums(model, weights, state, *examples)
+        total = step.total_sums(plan, {k: local}, like=local)
         return {
-            "logits": step.replica_logits(model, images),
+            "logits": step.inference_logits(model, weights, state, examples[0]),
             "weights": weights,
-            "local_gradients": [g / global_batch_size for g in local.gradients],
-            "aggregated_gradients": [g / global_batch_size for g in total.gradients],
-            "mean_loss": total.loss / global_batch_size,
+            "local_gradients": [g / batch_size for g in local.gradients],
+            "aggregated_gradients": [g / batch_size for g in total.gradients],
+            "mean_loss": total.loss / batch_size,
         }
 
     @tf.function
@@ -179,7 +180,7 @@ def single_device_gradients(model, images, labels):
 
     @tf.function
     def gradients(images, labels):
-        sums = step.replica_sums(model, weights, state, images, labels)
+        sums = step.microbatch_sums(model, weights, state, images, labels)
         return [gradient / len(labels) for gradient in sums.gradients]
 
     batch = tf.constant(images), tf.constant(labels)

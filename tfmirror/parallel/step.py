@@ -1,23 +1,23 @@
 """One training step on N replicas, with every part of it in sight.
 
-    train_steps = make_train_steps(strategy, model, optimizer, part_sizes=(64, 64))
-    totals = train_steps(iterator, num_steps, zero_totals())
+    steps = make_train_steps(strategy, model, update, plan)
+    totals = steps(iterator, num_steps, zero_totals())
 
-What a replica does with its part of the global batch is a pure function of weights,
-state and examples (`replica_sums`). What the replicas found is added
-(`aggregate`), divided by the number of examples once, and applied by each replica to
-its own copy of the variables, which therefore stay equal.
+A microbatch is a pure function of weights, state and examples (`microbatch_sums`). What
+the microbatches found is added, inside each replica and across them (`total_sums`),
+divided by the number of examples once, and applied by each replica to its own copy of
+the variables, which therefore stay equal.
 """
 
-import dataclasses
+import functools
+import itertools
 import typing
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfmirror import config
 from tfmirror.data import pipeline
-from tfmirror.parallel import microbatches
+from tfmirror.parallel import reduction
 
 
 class Sums(typing.NamedTuple):
@@ -26,9 +26,7 @@ class Sums(typing.NamedTuple):
     loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
     num_correct: tf.Tensor  # scalar float32, a whole number: one all-reduce, one dtype
     gradients: list[tf.Tensor]  # of `loss`, ordered as model.trainable_variables
-    state: list[
-        tf.Tensor
-    ]  # new model.non_trainable_variables, over parts that have one
+    state: list[tf.Tensor]  # new averaged_state(model), over microbatches with examples
 
 
 class Totals(typing.NamedTuple):
@@ -45,7 +43,9 @@ def zero_totals():
 
 def per_example_loss(labels, logits):
     """Returns the cross-entropy of each example, [b] float32 in nats."""
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=labels, logits=tf.cast(logits, tf.float32)
+    )
 
 
 def count_correct(labels, logits):
@@ -59,182 +59,285 @@ def local_values(variables):
     return [tf.convert_to_tensor(variable.value) for variable in variables]
 
 
-def replica_sums(model, weights, state, images, labels):
-    """Returns the Sums of examples, as a pure function: nothing is changed.
+def is_averaged(variable):
+    """Returns whether a variable of a model's state can be averaged."""
+    return tf.as_dtype(variable.dtype).is_floating
 
-    Keras' own Loss objects divide by the number of replicas; this sums, so that shares
-    of unequal size, or of none, add up to what one device would have computed.
+
+def averaged_state(model):
+    """Returns the non-trainable variables that microbatches average: batch norm's."""
+    return [v for v in model.non_trainable_variables if is_averaged(v)]
+
+
+def check_state(model):
+    """Raises InputError if a variable is neither averaged nor the seed of a layer."""
+    for variable in model.non_trainable_variables:
+        is_seed = variable.path.endswith("seed_generator_state")
+        if not is_averaged(variable) and not is_seed:
+            raise config.InputError(
+                f"model {model.name} must keep only floating-point numbers and seeds: "
+                f"{variable.path} is {variable.dtype}"
+            )
+
+
+def seeds_of_microbatch(seed, step, microbatch):
+    """Returns a layer's random seed for one microbatch of one step, [2] int64.
+
+    Dropout draws a mask of its own from it, the same on whichever replica.
+
+    Args:
+      seed: [2] integers, drawn once for the layer.
+      step, microbatch: scalar integers.
+    """
+    fold_in = tf.random.experimental.stateless_fold_in
+    folded = fold_in(
+        fold_in(tf.cast(seed, tf.int32), tf.cast(step, tf.int32)), microbatch
+    )
+    # Once more, since a layer counts the second number up when it draws again, and must
+    # not arrive at the next microbatch's.
+    return tf.cast(fold_in(folded, 0), tf.int64)
+
+
+def state_of_microbatch(model, step, microbatch):
+    """Returns a value for each of model.non_trainable_variables. Replica context."""
+    return [
+        value
+        if is_averaged(variable)
+        else tf.cast(seeds_of_microbatch(value, step, microbatch), value.dtype)
+        for variable, value in zip(
+            model.non_trainable_variables,
+            local_values(model.non_trainable_variables),
+            strict=True,
+        )
+    ]
+
+
+def microbatch_sums(model, weights, state, images, labels, loss_scale=1.0):
+    """Returns the Sums of a microbatch, as a pure function: nothing is changed.
+
+    Keras' own Loss objects divide by the number of replicas; this sums, so that
+    microbatches of unequal size, or of none, add up to what one device would have
+    found.
 
     Args:
       weights, state: values for model.trainable_variables and .non_trainable_variables.
       images: [b, H, W, C] uint8, with b known when traced.
       labels: [b] int32 in [0, K).
+      loss_scale: what the loss is multiplied by before gradients are taken; they keep
+        it. Against underflow in float16.
     """
+    averaged = [is_averaged(v) for v in model.non_trainable_variables]
     if images.shape[0] == 0:  # nothing to compute, and some layers refuse it
-        zero = tf.zeros([], tf.float32)
-        return Sums(
-            zero,
-            zero,
-            [tf.zeros_like(w) for w in weights],
-            [tf.zeros_like(s) for s in state],
-        )
+        zero = tf.zeros([])
+        empty = [
+            tf.zeros_like(s) for s, keep in zip(state, averaged, strict=True) if keep
+        ]
+        return Sums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
         logits, new_state = model.stateless_call(
             weights, state, pipeline.to_unit_range(images), training=True
         )
         loss = tf.reduce_sum(per_example_loss(labels, logits))
+        scaled_loss = loss * loss_scale
     gradients = tape.gradient(
-        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
-    return Sums(loss, count_correct(labels, logits), gradients, list(new_state))
+    new_state = [s for s, keep in zip(new_state, averaged, strict=True) if keep]
+    return Sums(loss, count_correct(labels, logits), gradients, new_state)
 
 
-def replica_logits(model, images):
-    """Returns the model's logits [b, K] in inference mode, for b of 0 too.
+def inference_logits(model, weights, state, images):
+    """Returns the model's logits [b, K] float32 in inference mode, for b of 0 too.
 
     Args:
+      weights, state: as of `microbatch_sums`.
       images: [b, H, W, C] uint8, with b known when traced.
     """
     if images.shape[0] == 0:
         return tf.zeros([0, model.output_shape[-1]])
-    return model(pipeline.to_unit_range(images), training=False)
+    images = pipeline.to_unit_range(images)
+    logits, _ = model.stateless_call(weights, state, images, training=False)
+    return tf.cast(logits, tf.float32)
 
 
-def aggregate(sums):
-    """Returns the total of every replica's `sums`, the same on all of them.
+def inference_sums(model, weights, state, images, labels):
+    """Returns (loss sum, number correct) of a microbatch in inference mode."""
+    logits = inference_logits(model, weights, state, images)
+    return tf.reduce_sum(per_example_loss(labels, logits)), count_correct(
+        labels, logits
+    )
 
-    This is the step's only communication. Runs in replica context.
-    """
+
+def one_call(function):
+    """Returns `function`, traced once a shape, and a call of its own in the graph.
+
+    All microbatches run one compiled function, on whichever replica: the graph grows by
+    a call for each and not by a copy, and none is optimized together with its
+    neighbours."""
+    return tf.function(
+        function, autograph=False, experimental_attributes={"_noinline": True}
+    )
+
+
+def replica_id():
+    """Returns which replica this is, as a Python integer. Replica context."""
     context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
 
 
-def replica_train_step(model, optimizer, images, labels, part_sizes):
-    """Takes one step on this replica; returns the aggregated Sums.
+def microbatches_of_replica(plan, images, labels):
+    """Returns {k: (images, labels)} of this replica's microbatches, of known sizes.
 
-    With B examples in the global batch, the gradient of the mean loss is
-    (1/B) times the sum over replicas of the gradients of their loss sums.
+    Args:
+      images, labels: this replica's part of the global batch.
+    """
+    me = replica_id()
+    sizes = plan.sizes_of(me)
+    images = tf.ensure_shape(images, [sum(sizes), *images.shape[1:]])
+    labels = tf.ensure_shape(labels, [sum(sizes)])
+    ends = itertools.accumulate(sizes)
+    return {
+        k: (images[end - size : end], labels[end - size : end])
+        for k, size, end in zip(plan.microbatches_of(me), sizes, ends, strict=True)
+    }
 
-    Runs in replica context. `optimizer` must not add gradients over replicas itself
-    (`applies_aggregated_gradients`).
+
+def total_sums(plan, sums_of, like):
+    """Returns the total over all microbatches, the same on every replica.
+
+    This holds the step's only communication. Runs in replica context.
+
+    Args:
+      sums_of: {k: nested tensors} of this replica's microbatches.
+      like: nested tensors of the structure of one microbatch's.
+    """
+    if not plan.in_fixed_tree:
+        (sums,) = sums_of.values()  # one microbatch a replica
+        return reduction.all_reduce(sums)
+    num_leaves = plan.num_microbatches
+    blocks = [
+        reduction.aligned_blocks(plan.microbatches_of(r), num_leaves)
+        for r in range(len(plan.shares))
+    ]
+    leaves = {(k, 1): sums for k, sums in sums_of.items()}
+    own = [
+        reduction.tree_sum(block, leaves, num_leaves) for block in blocks[replica_id()]
+    ]
+    return reduction.finish_tree(own, blocks, num_leaves, like)
+
+
+def sums_of_microbatches(plan, images, labels, sums):
+    """Returns {k: what `sums` gives for microbatch k} of this replica, one by one.
+
+    One after the other, for memory: no more than one microbatch's activations at a
+    time.
+
+    Args:
+      images, labels: this replica's part.
+      sums: function of (k, images, labels).
+    """
+    sums_of, last = {}, []
+    for k, examples in microbatches_of_replica(plan, images, labels).items():
+        with tf.control_dependencies(last):
+            sums_of[k] = sums(k, *examples)
+        last = tf.nest.flatten(sums_of[k])
+    return sums_of
+
+
+def replica_train_step(model, update, plan, microbatch, images, labels):
+    """Takes one step on this replica; returns the Sums of the global batch.
+
+    With B examples in the global batch, the gradient of the mean loss is (1/B) times
+    the sum of the gradients of the microbatches' loss sums. Runs in replica context.
+
+    Args:
+      update: parallel.updates.Update.
+      microbatch: `microbatch_sums` of the model.
+      images, labels: this replica's part.
     """
     weights = local_values(model.trainable_variables)
-    state = local_values(model.non_trainable_variables)
-    total = aggregate(replica_sums(model, weights, state, images, labels))
-    global_batch_size = sum(part_sizes)
-    gradients = [gradient / global_batch_size for gradient in total.gradients]
-    optimizer.apply(gradients, model.trainable_variables)
-    # Batch norm's moving statistics: the mean over the parts that have examples.
-    num_parts = sum(size > 0 for size in part_sizes)
-    for variable, value in zip(model.non_trainable_variables, total.state, strict=True):
-        variable.assign(value / num_parts)
+    step, loss_scale = update.step(), update.loss_scale()
+
+    def sums(k, images, labels):
+        state = state_of_microbatch(model, step, k)
+        return microbatch(weights, state, images, labels, loss_scale)
+
+    sums_of = sums_of_microbatches(plan, images, labels, sums)
+    averaged = averaged_state(model)
+    like = Sums(0.0, 0.0, model.trainable_variables, averaged)
+    total = total_sums(plan, sums_of, like)
+    # Batch norm's moving statistics: the mean over the microbatches that have examples.
+    num_nonempty = sum(size > 0 for size in plan.sizes)
+    update.apply(
+        [gradient / plan.global_batch_size for gradient in total.gradients],
+        averaged,
+        [value / num_nonempty for value in total.state],
+    )
     return total
 
 
-def with_static_size(images, labels, part_sizes):
-    """Returns both with this replica's part size in their shape. Replica context."""
-    context = tf.distribute.get_replica_context()
-    size = part_sizes[tf.get_static_value(context.replica_id_in_sync_group)]
-    return (
-        tf.ensure_shape(images, [size, *images.shape[1:]]),
-        tf.ensure_shape(labels, [size]),
+def replica_eval_step(model, weights, plan, microbatch, images, labels):
+    """Returns (loss sum, number correct) of the global batch in inference mode."""
+    weights = local_values(weights)
+    state = local_values(model.non_trainable_variables)
+    sums_of = sums_of_microbatches(
+        plan, images, labels, lambda k, *examples: microbatch(weights, state, *examples)
     )
+    return total_sums(plan, sums_of, like=(0.0, 0.0))
 
 
-def make_train_steps(strategy, model, optimizer, part_sizes):
+def make_train_steps(strategy, model, update, plan):
     """Returns a compiled function that takes many training steps in one call.
 
     The function takes (iterator, num_steps, totals): a distributed iterator of
-    (images, labels) parts of `part_sizes`, a scalar int64, and the Totals so far; it
-    returns the Totals after `num_steps` more steps. Called with 0 steps it is traced
+    (images, labels) parts as `plan` cuts them, a scalar int64, and the Totals so far;
+    it returns the Totals after `num_steps` more steps. Called with 0 steps it is traced
     and changes nothing. One trace serves every number of steps.
 
     Args:
-      part_sizes: examples on each replica.
-
-    Raises:
-      InputError: the model keeps a state that can't be averaged (a layer with random
-        numbers, such as Dropout).
+      update: parallel.updates.Update of the model's variables.
+      plan: microbatches.BatchPlan.
     """
-    check_state_can_be_averaged(model)
-    applies_aggregated_gradients(optimizer)
+    check_state(model)
+    microbatch = one_call(functools.partial(microbatch_sums, model))
 
     def replica_step(images, labels):
-        images, labels = with_static_size(images, labels, part_sizes)
-        return replica_train_step(model, optimizer, images, labels, part_sizes)[:2]
+        total = replica_train_step(model, update, plan, microbatch, images, labels)
+        return total.loss, total.num_correct
 
-    return _make_steps(strategy, replica_step)
+    return _make_steps(strategy, replica_step, plan)
 
 
-def make_eval_steps(strategy, model, part_sizes):
+def make_eval_steps(strategy, model, plan, weights=None):
     """Returns a compiled function as `make_train_steps` does, which only looks.
 
     It runs the model in inference mode and changes no variable.
-    """
-
-    def replica_step(images, labels):
-        images, labels = with_static_size(images, labels, part_sizes)
-        logits = replica_logits(model, images)
-        loss = tf.reduce_sum(per_example_loss(labels, logits))
-        return aggregate((loss, count_correct(labels, logits)))
-
-    return _make_steps(strategy, replica_step)
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Steps of one pass over examples that one trace serves."""
-
-    num_steps: int
-    global_batch_size: int
-    run: Callable  # (number of steps, Totals so far) -> Totals, waiting for neither
-
-
-def make_segments(strategy, examples, global_batch_size, make_steps, shuffle_seed=None):
-    """Returns the Segments of a pass: full batches, then an uneven last one.
-
-    Run whole and in order, they meet every example exactly once; the next run of all of
-    them is the next epoch.
 
     Args:
-      make_steps: part_sizes -> compiled steps, as of `make_train_steps`.
-      shuffle_seed: see pipeline.batch_parts.
+      weights: variables to take in place of the model's trainable ones, such as their
+        moving averages.
     """
-    num_replicas = strategy.num_replicas_in_sync
-    plan = microbatches.plan_epoch(len(examples), global_batch_size, num_replicas)
-    return [
-        _make_segment(strategy, examples, batches, make_steps, shuffle_seed)
-        for batches in plan
-    ]
-
-
-def _make_segment(strategy, examples, batches, make_steps, shuffle_seed):
-    """Returns the Segment of one microbatches.BatchSequence, with its own iterator."""
-    parts = pipeline.batch_parts(
-        examples,
-        first=batches.first,
-        part_sizes=batches.part_sizes,
-        batches_per_epoch=batches.num_batches,
-        shuffle_seed=shuffle_seed,
+    weights = model.trainable_variables if weights is None else weights
+    microbatch = one_call(functools.partial(inference_sums, model))
+    replica_step = functools.partial(
+        replica_eval_step, model, weights, plan, microbatch
     )
-    iterator = iter(strategy.distribute_datasets_from_function(lambda context: parts))
-    steps = make_steps(batches.part_sizes)
-
-    def run(num_steps, totals):
-        return steps(iterator, tf.constant(num_steps, tf.int64), totals)
-
-    return Segment(batches.num_batches, batches.global_batch_size, run)
+    return _make_steps(strategy, replica_step, plan)
 
 
-def _make_steps(strategy, replica_step):
+def _make_steps(strategy, replica_step, plan):
     """Returns the compiled loop around `replica_step`, which gives (loss, correct)."""
+    if plan.in_fixed_tree:
+        reduction.keep_order_of_additions()
+    # Its Python is to run as it stands when traced; only the loop below is converted.
+    replica_step = tf.autograph.experimental.do_not_convert(replica_step)
 
     @tf.function
     def steps(iterator, num_steps, totals):
         for _ in tf.range(num_steps):
             results = strategy.run(replica_step, args=next(iterator))
-            # Aggregated, so every replica has the same: the first one's will do.
+            # The same on every replica: the first one's will do.
             loss, correct = (strategy.experimental_local_results(r)[0] for r in results)
             totals = Totals(
                 totals.loss_sum + tf.cast(loss, tf.float64),
@@ -243,28 +346,3 @@ def _make_steps(strategy, replica_step):
         return totals
 
     return steps
-
-
-def check_state_can_be_averaged(model):
-    """Raises InputError if a non-trainable variable isn't of a floating type."""
-    for variable in model.non_trainable_variables:
-        if not tf.as_dtype(variable.dtype).is_floating:
-            raise config.InputError(
-                f"model {model.name} must keep only floating-point state: "
-                f"{variable.path} is {variable.dtype}; layers with random numbers, "
-                "such as Dropout, are not supported yet"
-            )
-
-
-def applies_aggregated_gradients(optimizer):
-    """Makes a Keras `optimizer` apply the gradients that it is given as they are.
-
-    In replica context a Keras optimizer sums gradients over replicas before it applies
-    them, and has no public switch for it. Ours are summed already: we show, check and
-    divide the sum ourselves. The hook is private (Keras 3.15.1,
-    backend/tensorflow/optimizer.py), so Keras is pinned to a minor version, and
-    `test_optimizer_applies_aggregated_gradients_once` fails when it changes.
-    """
-    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
-        raise TypeError(f"not an optimizer that tfmirror knows: {optimizer!r}")
-    optimizer._all_reduce_sum_gradients = list

@@ -17,6 +17,28 @@ TARGET_LOOP_SECONDS = 0.5
 FIRST_LOOP_STEPS = 4
 
 
+class Periodic:
+    """Calls a function after every so many steps, counted over all passes."""
+
+    def __init__(self, every, run):
+        """`run` takes the number of steps taken so far; `every` 0: never called."""
+        self.every, self._run, self._steps = every, run, 0
+
+    @property
+    def steps_until_due(self):
+        """Steps that may be taken before the next call; infinite for never."""
+        return self.every - self._steps % self.every if self.every else math.inf
+
+    def advance(self, num_steps):
+        """Counts steps taken, no more than `steps_until_due`; calls if it is due."""
+        self._steps += num_steps
+        if self.every and self._steps % self.every == 0:
+            self._run(self._steps)
+
+
+NEVER = Periodic(0, None)
+
+
 def next_loop_steps(last_steps, last_seconds, target_seconds=TARGET_LOOP_SECONDS):
     """Returns how many steps the next call should take.
 
@@ -28,7 +50,13 @@ def next_loop_steps(last_steps, last_seconds, target_seconds=TARGET_LOOP_SECONDS
 
 
 def run_pass(
-    segments, totals, *, steps_per_loop=0, on_progress=None, clock=time.monotonic
+    segments,
+    totals,
+    *,
+    steps_per_loop=0,
+    on_progress=None,
+    periodic=NEVER,
+    clock=time.monotonic,
 ):
     """Runs all steps of `segments`; returns (metrics.Totals, seconds).
 
@@ -39,6 +67,7 @@ def run_pass(
       totals: device totals of no step, as of step.zero_totals().
       steps_per_loop: steps a call; 0: chosen by `next_loop_steps`.
       on_progress: called after each call with (metrics.Totals so far, seconds so far).
+      periodic: a Periodic; a call ends where it is due.
       clock: returns seconds; waits are over when it is read.
 
     Raises:
@@ -50,7 +79,8 @@ def run_pass(
     for segment in segments:
         done = 0
         while done < segment.num_steps:
-            num_steps = min(loop_steps, segment.num_steps - done)
+            left = segment.num_steps - done
+            num_steps = min(loop_steps, left, periodic.steps_until_due)
             call_start = clock()
             totals = segment.run(num_steps, totals)
             done += num_steps
@@ -66,6 +96,7 @@ def run_pass(
                 loop_steps = next_loop_steps(num_steps, clock() - call_start)
             if on_progress:
                 on_progress(so_far, clock() - start)
+            periodic.advance(num_steps)
     return so_far, clock() - start
 
 

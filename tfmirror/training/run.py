@@ -13,8 +13,8 @@ import keras
 
 from tfmirror import config, metrics, models
 from tfmirror.data import datasets
-from tfmirror.parallel import devices, step
-from tfmirror.training import environment, loop, terminal, writers
+from tfmirror.parallel import devices, drift, microbatches, segments, step, updates
+from tfmirror.training import environment, loop, schedules, terminal, writers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,16 @@ class Job:
     settings: config.TrainConfig  # resolved
     devices: devices.Devices
     dataset: datasets.ImageDataset
+    strategy: object  # tf.distribute.MirroredStrategy
     model: keras.Model
-    train_segments: list[step.Segment]
-    eval_segments: list[step.Segment]
+    update: updates.Update
+    train_segments: list[segments.Segment]
+    eval_segments: list[segments.Segment]
+
+    @property
+    def variables(self):
+        """All variables by name: the model's, the optimizer's, and those beside."""
+        return {v.path: v for v in [*self.model.variables, *self.update.variables]}
 
 
 def train(settings):
@@ -39,7 +46,7 @@ def train(settings):
 
     Raises:
       InputError: a wrong setting, or data that can't be had.
-      TrainingStoppedError: the loss is not finite any more.
+      TrainingStoppedError: the loss is not finite any more, or replicas have drifted.
     """
     config.check(settings)
     writers.check_is_free(settings.workdir)
@@ -50,14 +57,14 @@ def train(settings):
     )
     with writers.RunWriter(directory) as writer:
         show = terminal.Terminal()
-        for text in first_lines(job):
+        for text in [*first_lines(job), f"run directory: {directory}"]:
             show.line(text)
-        show.line(f"run directory: {directory}")
         writer.write_json("config.json", dataclasses.asdict(job.settings))
         writer.write_json("environment.json", environment.describe(job.devices))
         trace_seconds = _trace(job)
         show.line(f"traced and compiled in {trace_seconds:.1f} s")
         records = _train_epochs(job, writer, show)
+        job.update.finish()
         summary = summarize(job, trace_seconds, records)
         job.model.save(directory / "model.keras")
         writer.write_json("summary.json", summary)  # last: where it is, a run is whole
@@ -71,40 +78,88 @@ def prepare(settings):
     """Returns the Job of checked `settings`: devices, data, model and steps."""
     chosen = devices.choose(settings.gpus, settings.device_type)
     settings = config.resolve(settings, chosen.num_replicas)
+    explicit = config.parse_shares(settings.microbatches_per_replica)
+    shares = microbatches.share_out(
+        chosen.num_replicas, settings.microbatches, explicit
+    )
     dataset = datasets.load(
         settings.dataset,
         settings.data_dir,
         settings.limit_train_examples,
         settings.limit_eval_examples,
     )
+    if settings.deterministic:
+        devices.use_deterministic_operations()
     strategy = devices.make_strategy(chosen)
-    keras.utils.set_random_seed(settings.seed)
-    with strategy.scope():
-        model = models.build(
-            settings.model, dataset.train.images.shape[1:], dataset.num_classes
+    train_plans, eval_plans = (
+        microbatches.plan_epoch(
+            len(examples),
+            settings.global_batch_size,
+            shares,
+            in_fixed_tree=settings.microbatches > 0,
         )
-        optimizer = keras.optimizers.SGD(settings.learning_rate)
-        optimizer.build(model.trainable_variables)
-    make_segments = functools.partial(
-        step.make_segments, strategy, global_batch_size=settings.global_batch_size
+        for examples in (dataset.train, dataset.eval)
     )
+    steps_per_epoch = sum(plan.num_batches for plan in train_plans)
+    model, update = build(settings, strategy, dataset, steps_per_epoch)
     return Job(
         settings=settings,
         devices=chosen,
         dataset=dataset,
+        strategy=strategy,
         model=model,
-        train_segments=make_segments(
+        update=update,
+        train_segments=segments.make_segments(
+            strategy,
             dataset.train,
-            make_steps=functools.partial(
-                step.make_train_steps, strategy, model, optimizer
-            ),
+            train_plans,
+            functools.partial(step.make_train_steps, strategy, model, update),
             shuffle_seed=settings.seed,
         ),
-        eval_segments=make_segments(
+        eval_segments=segments.make_segments(
+            strategy,
             dataset.eval,
-            make_steps=functools.partial(step.make_eval_steps, strategy, model),
+            eval_plans,
+            functools.partial(
+                step.make_eval_steps,
+                strategy,
+                model,
+                weights=update.evaluated_variables,
+            ),
         ),
     )
+
+
+def build(settings, strategy, dataset, steps_per_epoch):
+    """Returns (model, updates.Update) of resolved `settings`, mirrored."""
+    keras.utils.set_random_seed(settings.seed)
+    with strategy.scope():
+        model = models.build(
+            settings.model,
+            dataset.train.images.shape[1:],
+            dataset.num_classes,
+            settings.precision,
+        )
+        learning_rate = schedules.make_schedule(
+            settings.schedule,
+            settings.learning_rate,
+            num_steps=settings.epochs * steps_per_epoch,
+            warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
+        )
+        optimizer = updates.make_optimizer(
+            settings.optimizer,
+            learning_rate,
+            settings.momentum,
+            settings.weight_decay,
+            settings.clip_norm,
+        )
+        update = updates.Update(
+            optimizer,
+            model,
+            ema_decay=settings.ema_decay,
+            scales_loss=settings.precision == "float16",
+        )
+    return model, update
 
 
 def first_lines(job):
@@ -114,16 +169,20 @@ def first_lines(job):
         f"{segment.num_steps} of {segment.global_batch_size}"
         for segment in job.train_segments
     )
+    added = f"{settings.microbatches} microbatches a batch, added in one fixed tree"
+    if not settings.microbatches:
+        added = "one microbatch a replica, added as the strategy does"
     return [
         f"model: {settings.model}, {job.model.count_params():,} parameters",
         f"data: {dataset.name}, {len(dataset.train):,} training and "
         f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
         f"source: {dataset.source}",
         f"devices: {job.devices.describe()}",
-        f"steps an epoch: {sizes} examples, up to {settings.per_replica_batch_size} on "
-        f"each of {job.devices.num_replicas} replicas",
-        f"sgd, learning rate {settings.learning_rate:g}, {settings.epochs} epochs, "
-        f"seed {settings.seed}",
+        f"steps an epoch: {sizes} examples on {job.devices.num_replicas} replicas",
+        added,
+        f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
+        f"{settings.schedule}, {settings.epochs} epochs, seed {settings.seed}, "
+        f"{settings.precision}",
     ]
 
 
@@ -136,23 +195,45 @@ def _trace(job):
 
 def _train_epochs(job, writer, show):
     """Trains and evaluates for every epoch; returns their records."""
-    records, steps = [], 0
-    num_epochs, num_examples = job.settings.epochs, len(job.dataset.train)
-    for epoch in range(1, num_epochs + 1):
-        run_pass = functools.partial(
-            loop.run_pass,
-            totals=step.zero_totals(),
-            steps_per_loop=job.settings.steps_per_loop,
-        )
-        with show.epoch_progress(epoch, num_epochs, num_examples) as on_progress:
-            trained = run_pass(job.train_segments, on_progress=on_progress)
+    settings, records, steps = job.settings, [], 0
+    drift_check = loop.Periodic(settings.check_drift_every, make_drift_check(job, show))
+    run_pass = functools.partial(
+        loop.run_pass,
+        totals=step.zero_totals(),
+        steps_per_loop=settings.steps_per_loop,
+    )
+    for epoch in range(1, settings.epochs + 1):
+        with show.epoch_progress(
+            epoch, settings.epochs, len(job.dataset.train)
+        ) as on_progress:
+            trained = run_pass(
+                job.train_segments, on_progress=on_progress, periodic=drift_check
+            )
             evaluated = run_pass(job.eval_segments)
         steps += sum(segment.num_steps for segment in job.train_segments)
         record = epoch_record(epoch, *trained, *evaluated)
         records.append(record)
         writer.write_epoch(steps, record)
-        show.line(terminal.epoch_line(record, num_epochs))
+        show.line(terminal.epoch_line(record, settings.epochs))
     return records
+
+
+def make_drift_check(job, show):
+    """Returns a function of the steps taken that stops or resyncs drifted replicas."""
+    find_drifts = drift.make_check(job.strategy, job.variables)
+
+    def check(steps_taken):
+        drifts = find_drifts()
+        if not drifts:
+            return
+        listed = "; ".join(d.describe() for d in drifts)
+        what = f"after step {steps_taken} replicas differ from replica 0: {listed}"
+        if job.settings.on_drift == "stop":
+            raise config.TrainingStoppedError(what)
+        drift.resync(job.strategy, [job.variables[d.name] for d in drifts])
+        show.line(f"{what}; resynced from replica 0")
+
+    return check
 
 
 def epoch_record(epoch, train_totals, train_seconds, eval_totals, eval_seconds):
@@ -182,8 +263,8 @@ def summarize(job, trace_seconds, records):
         "devices": list(job.devices.names),
         "stand_in_devices": job.devices.are_stand_ins,
         "global_batch_size": settings.global_batch_size,
-        "num_microbatches": num_replicas,  # one a replica
-        "precision": "float32",
+        "num_microbatches": settings.microbatches or num_replicas,
+        "precision": settings.precision,
         "seed": settings.seed,
         "trace_seconds": trace_seconds,
         "epochs": records,

@@ -1,0 +1,111 @@
+"""The fixed tree: every cut of its leaves adds in the same order."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import make_strategy
+
+from tfmirror.parallel import microbatches, reduction
+
+
+def cuts(num_leaves, num_replicas):
+    """Yields every way to share the leaves out, empty shares included."""
+    for ends in itertools.combinations_with_replacement(
+        range(num_leaves + 1), num_replicas - 1
+    ):
+        bounds = (0, *ends, num_leaves)
+        yield tuple(b - a for a, b in itertools.pairwise(bounds))
+
+
+def expression(block, sums, num_leaves):
+    """Returns the order in which tree_sum adds, written out: "((a+b)+c)"."""
+
+    class Term(str):
+        def __add__(self, other):
+            return Term(f"({self[:]}+{other[:]})")
+
+    terms = {key: [Term(value)] for key, value in sums.items()}
+    original = reduction.tf.nest.map_structure
+    reduction.tf.nest.map_structure = lambda _, a, b: [a[0] + b[0]]
+    try:
+        return str(reduction.tree_sum(block, terms, num_leaves)[0])
+    finally:
+        reduction.tf.nest.map_structure = original
+
+
+def order_of(shares, num_leaves):
+    """Returns the whole order of additions, inside replicas and across them."""
+    plan = microbatches.BatchPlan(0, 1, (1,) * num_leaves, shares)
+    sums = {}
+    for r in range(len(shares)):
+        leaves = {(k, 1): str(k) for k in plan.microbatches_of(r)}
+        for block in reduction.aligned_blocks(plan.microbatches_of(r), num_leaves):
+            sums[block] = expression(block, leaves, num_leaves)
+    return expression((0, reduction.tree_size(num_leaves)), sums, num_leaves)
+
+
+@pytest.mark.parametrize("num_leaves", range(1, 10))
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_every_cut_adds_in_the_same_order(num_leaves, num_replicas):
+    orders = {order_of(shares, num_leaves) for shares in cuts(num_leaves, num_replicas)}
+    assert len(orders) == 1
+    (order,) = orders
+    assert sorted(c for c in order if c.isdigit()) == [
+        str(k) for k in range(num_leaves)
+    ]
+
+
+def test_the_order_is_the_balanced_tree():
+    assert order_of((3, 2), 5) == "(((0+1)+(2+3))+4)"
+    assert order_of((1,) * 8, 8) == "(((0+1)+(2+3))+((4+5)+(6+7)))"
+
+
+@pytest.mark.parametrize(
+    ("leaves", "num_leaves", "expected"),
+    [
+        (range(0, 8), 8, [(0, 8)]),
+        (range(0, 5), 8, [(0, 4), (4, 1)]),
+        (range(5, 8), 8, [(5, 1), (6, 2)]),
+        (range(1, 7), 8, [(1, 1), (2, 2), (4, 2), (6, 1)]),
+        (range(3, 5), 5, [(3, 1), (4, 4)]),  # reaches past the last leaf
+        (range(0, 5), 5, [(0, 8)]),
+        (range(2, 2), 5, []),
+        (range(5, 5), 5, []),
+        (range(0, 1), 1, [(0, 1)]),
+    ],
+)
+def test_aligned_blocks(leaves, num_leaves, expected):
+    assert reduction.aligned_blocks(leaves, num_leaves) == expected
+
+
+@pytest.mark.parametrize("shares", [(5,), (3, 2), (0, 5), (2, 0, 3), (1, 1, 1, 1, 1)])
+def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
+    """NumPy adds the same five float32 numbers as ((0+1)+(2+3))+4."""
+    reduction.keep_order_of_additions()
+    values = np.array([1e8, 1.5, -1e8, 3.25, 0.1], np.float32)
+    v = values
+    expected = ((v[0] + v[1]) + (v[2] + v[3])) + v[4]
+    assert expected != np.float32(v.astype(np.float64).sum())  # the order matters
+    strategy = make_strategy(len(shares))
+    plan = microbatches.BatchPlan(0, 1, (1,) * 5, shares)
+    blocks = [
+        reduction.aligned_blocks(plan.microbatches_of(r), 5) for r in range(len(shares))
+    ]
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        me = int(tf.get_static_value(context.replica_id_in_sync_group))
+        leaves = {
+            (k, 1): (tf.constant(values)[k], [tf.constant(values)[k] * 2])
+            for k in plan.microbatches_of(me)
+        }
+        own = [reduction.tree_sum(block, leaves, 5) for block in blocks[me]]
+        total = reduction.finish_tree(own, blocks, 5, like=(0.0, [0.0]))
+        return tf.nest.map_structure(tf.identity, total)
+
+    single, (double,) = tf.function(lambda: strategy.run(replica), autograph=False)()
+    for value, factor in ((single, 1), (double, 2)):
+        copies = strategy.experimental_local_results(value)
+        assert [copy.numpy() for copy in copies] == [factor * expected] * len(shares)

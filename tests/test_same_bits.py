@@ -1,0 +1,125 @@
+"""The heart: with the microbatches fixed, the number of replicas changes no bit."""
+
+import functools
+
+import keras
+import pytest
+from helpers import build_update, make_strategy
+
+from tfmirror import metrics
+from tfmirror.data import datasets
+from tfmirror.parallel import microbatches, segments, step
+from tfmirror.training import loop, schedules
+
+EPOCHS = 2
+
+
+def build_small_net(strategy, policy):
+    """Returns a model with what could depend on the replicas: batch norm, dropout."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    layers = keras.layers
+    try:
+        with strategy.scope():
+            return keras.Sequential(
+                [
+                    keras.Input((28, 28, 1)),
+                    layers.Conv2D(8, 5, strides=2),
+                    layers.BatchNormalization(),
+                    layers.ReLU(),
+                    layers.Dropout(0.25),
+                    layers.Conv2D(8, 3, strides=2),
+                    layers.BatchNormalization(),
+                    layers.ReLU(),
+                    layers.GlobalAveragePooling2D(),
+                    layers.Dense(10, dtype="float32"),
+                ]
+            )
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def run(shares, *, policy="float32", in_fixed_tree=True):
+    """Trains and evaluates; returns (digest of all variables, totals of both passes).
+
+    75 examples in batches of 32: the last batch has 11. Evaluation has 41 + 32.
+    """
+    strategy = make_strategy(len(shares))
+    model = build_small_net(strategy, policy)
+    update = build_update(
+        strategy,
+        model,
+        learning_rate=schedules.make_schedule("cosine", 0.1, 3 * EPOCHS, 2),
+        momentum=0.9,
+        weight_decay=0.01,
+        clip_norm=0.5,
+        ema_decay=0.9,
+        scales_loss=policy == "mixed_float16",
+    )
+    digits = datasets.load("digits", limit_train_examples=75, limit_eval_examples=73)
+    train_plans, eval_plans = (
+        microbatches.plan_epoch(len(examples), 32, shares, in_fixed_tree)
+        for examples in (digits.train, digits.eval)
+    )
+    make_train = functools.partial(step.make_train_steps, strategy, model, update)
+    make_eval = functools.partial(
+        step.make_eval_steps, strategy, model, weights=update.evaluated_variables
+    )
+    training = segments.make_segments(
+        strategy, digits.train, train_plans, make_train, 0
+    )
+    evaluation = segments.make_segments(strategy, digits.eval, eval_plans, make_eval)
+    for _ in range(EPOCHS):
+        trained, _ = loop.run_pass(training, step.zero_totals())
+    evaluated, _ = loop.run_pass(evaluation, step.zero_totals())
+    digest = metrics.weights_sha256([*model.variables, *update.variables])
+    return digest, trained, evaluated
+
+
+@functools.cache
+def on_one_device(num_microbatches, policy="float32"):
+    return run((num_microbatches,), policy=policy)
+
+
+def quick_and_slow(quick, slow):
+    """Returns parameters of which the slow ones run only when asked for."""
+    return [*quick, *(pytest.param(s, marks=pytest.mark.slow) for s in slow)]
+
+
+@pytest.mark.parametrize(
+    "shares",
+    quick_and_slow(
+        quick=[(3, 3, 2), (5, 3)],
+        slow=[(4, 4), (2, 2, 2, 2), (1,) * 8, (1, 0, 7)],
+    ),
+)
+def test_eight_microbatches_give_the_same_bits_on_any_replicas(shares):
+    assert len(shares) >= 2
+    assert run(shares) == on_one_device(8)
+
+
+@pytest.mark.parametrize(
+    "shares", quick_and_slow(quick=[(3, 2)], slow=[(1, 4), (1,) * 5])
+)
+def test_five_microbatches_give_the_same_bits_on_any_replicas(shares):
+    assert run(shares) == on_one_device(5)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "shares", quick_and_slow(quick=[(3, 1)], slow=[(2, 2), (1,) * 4])
+)
+def test_half_precision_gives_the_same_bits_on_any_replicas(shares, policy):
+    assert run(shares, policy=policy) == on_one_device(4, policy)
+
+
+def test_the_cut_itself_does_change_bits():
+    """Equal digests above are no accident of a digest that can't tell runs apart."""
+    runs = [on_one_device(8), on_one_device(5), on_one_device(4, "mixed_bfloat16")]
+    assert len({digest for digest, _, _ in runs}) == 3
+
+
+def test_without_a_fixed_tree_the_same_replicas_give_the_same_bits():
+    first, second = (run((1, 1), in_fixed_tree=False) for _ in range(2))
+    assert first == second
+    assert first[0] != on_one_device(8)[0]

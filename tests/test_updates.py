@@ -1,0 +1,201 @@
+"""What follows a gradient acts on the aggregated one, once, whatever the replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import (
+    build_linear,
+    build_update,
+    linear_reference,
+    make_examples,
+    make_strategy,
+    replica_copies,
+)
+
+from tfmirror.parallel import microbatches, segments, step, updates
+
+EXAMPLES = make_examples(12, shape=(4, 4, 1))
+ALL_SHARES = [(1,), (1, 1), (4, 4), (5, 3), (2, 2, 4)]
+
+
+def take_steps(shares, num_steps=1, **settings):
+    """Trains softmax regression; returns (initial weights, model, update)."""
+    strategy = make_strategy(len(shares))
+    model = build_linear(strategy)
+    initial = model.get_weights()[0].astype(np.float64)
+    update = build_update(strategy, model, **settings)
+    in_tree = sum(shares) > len(shares)
+    (plan,) = microbatches.plan_epoch(12, 12, shares, in_tree)
+    (segment,) = segments.make_segments(
+        strategy,
+        EXAMPLES,
+        [plan],
+        lambda plan: step.make_train_steps(strategy, model, update, plan),
+    )
+    segment.run(num_steps, step.zero_totals())
+    for variable in [*model.variables, *update.variables]:
+        copies = replica_copies(strategy, variable)
+        assert len(copies) == len(shares) and (copies == copies[0]).all()
+    return initial, model, update
+
+
+def mean_gradient(weights):
+    return linear_reference(weights, EXAMPLES)[2] / 12
+
+
+@pytest.mark.parametrize("shares", ALL_SHARES)
+def test_clipping_acts_on_the_norm_of_the_aggregated_gradient(shares):
+    weights, model, _ = take_steps(shares, learning_rate=0.5, clip_norm=0.1)
+    gradient = mean_gradient(weights)
+    norm = np.linalg.norm(gradient)
+    assert norm > 0.2  # it does clip
+    expected = weights - 0.5 * gradient * 0.1 / norm
+    np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shares", ALL_SHARES)
+def test_weight_decay_is_taken_off_once(shares):
+    weights, model, _ = take_steps(shares, learning_rate=0.5, weight_decay=0.1)
+    expected = weights - 0.5 * 0.1 * weights
+    expected -= 0.5 * mean_gradient(weights)  # of the weights before the decay
+    np.testing.assert_allclose(model.get_weights()[0], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shares", ALL_SHARES)
+def test_momentum_over_three_steps(shares):
+    """Keras: v = 0.9 v - lr g; w = w + v."""
+    weights, model, update = take_steps(shares, 3, learning_rate=0.5, momentum=0.9)
+    velocity = 0
+    for _ in range(3):
+        velocity = 0.9 * velocity - 0.5 * mean_gradient(weights)
+        weights = weights + velocity
+    np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4, atol=1e-6)
+    assert update.optimizer.iterations.numpy() == 3
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("shares", [(1, 1), (5, 3)])
+def test_adams_first_step_is_close_to_the_sign_of_the_gradient(shares, name):
+    """With m = 0.1 g and v = 0.001 g^2, both corrected, and Keras' epsilon of 1e-7:
+
+    lr m / (sqrt(v) + eps) becomes lr g / (|g| + eps / sqrt(0.001)).
+    """
+    weights, model, _ = take_steps(shares, name=name, learning_rate=0.01)
+    gradient = mean_gradient(weights)
+    expected = -0.01 * gradient / (np.abs(gradient) + 1e-7 / np.sqrt(0.001))
+    step_taken = model.get_weights()[0] - weights
+    np.testing.assert_allclose(step_taken, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("shares", [(1,), (5, 3)])
+def test_ema_follows_the_weights_and_becomes_them_at_the_end(shares):
+    weights, model, update = take_steps(shares, 2, learning_rate=0.5, ema_decay=0.75)
+    average = weights
+    for _ in range(2):
+        weights = weights - 0.5 * mean_gradient(weights)
+        average = 0.75 * average + 0.25 * weights
+    np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-5, atol=1e-7)
+    (variable,) = update.evaluated_variables
+    np.testing.assert_allclose(variable.numpy(), average, rtol=1e-5, atol=1e-7)
+    update.finish()
+    np.testing.assert_array_equal(model.get_weights()[0], variable.numpy())
+
+
+def test_without_ema_the_weights_themselves_are_evaluated():
+    _, model, update = take_steps((1, 1))
+    assert update.evaluated_variables is update.trainable_variables
+    before = model.get_weights()[0]
+    update.finish()
+    np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
+@pytest.mark.parametrize("shares", [(1, 1), (5, 3)])
+def test_loss_scaling_changes_nothing_but_what_float16_can_hold(shares):
+    weights, model, update = take_steps(shares, 2, learning_rate=0.5, scales_loss=True)
+    for _ in range(2):
+        weights = weights - 0.5 * mean_gradient(weights)
+    np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4, atol=1e-6)
+    assert update.scale.numpy() == updates.INITIAL_LOSS_SCALE
+    assert update.good_steps.numpy() == 2
+
+
+def test_the_loss_scale_doubles_after_many_good_steps(monkeypatch):
+    monkeypatch.setattr(updates, "STEPS_TO_GROW_LOSS_SCALE", 3)
+    _, _, update = take_steps((1, 1), 7, learning_rate=0.01, scales_loss=True)
+    assert update.scale.numpy() == 4 * updates.INITIAL_LOSS_SCALE
+    assert update.good_steps.numpy() == 1
+
+
+class PoisonGradient(keras.layers.Layer):
+    """The identity, whose gradient is infinite for images with a white first pixel."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def identity(x):
+            is_white = tf.reshape(x, [tf.shape(x)[0], -1])[:, :1] == 1
+            factor = tf.where(is_white, tf.constant(np.inf, x.dtype), 1)
+            return tf.identity(x), lambda dy: dy * factor[..., tf.newaxis, tf.newaxis]
+
+        return identity(x)
+
+
+@pytest.mark.parametrize("shares", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
+def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeypatch):
+    """Batch 1 of 3 has the poison, in its third microbatch of four only."""
+    monkeypatch.setattr(updates, "INITIAL_LOSS_SCALE", 64.0)  # no other overflow
+    strategy = make_strategy(len(shares))
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((4, 4, 1)),
+                    keras.layers.Conv2D(2, 1, name="first"),
+                    PoisonGradient(),
+                    keras.layers.Flatten(),
+                    keras.layers.BatchNormalization(),
+                    keras.layers.Dense(10, dtype="float32"),
+                ]
+            )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    # The poison sits behind the convolution: let that be the identity on channel 0.
+    model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
+    update = build_update(
+        strategy, model, momentum=0.9, scales_loss=True, ema_decay=0.5
+    )
+    examples = make_examples(24, shape=(4, 4, 1))
+    images = np.minimum(examples.images, 254)
+    images[8 + 5, 0, 0] = 255
+    plans = microbatches.plan_epoch(24, 8, shares, in_fixed_tree=True)
+    (segment,) = segments.make_segments(
+        strategy,
+        type(examples)(images, examples.labels),
+        plans,
+        lambda plan: step.make_train_steps(strategy, model, update, plan),
+    )
+    variables = [*model.variables, *update.variables]
+
+    def values():
+        return [
+            v.numpy()
+            for v in variables
+            if "scale" not in v.path and "good" not in v.path
+        ]
+
+    segment.run(1, step.zero_totals())
+    model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
+    before = values()
+    segment.run(1, step.zero_totals())  # the poisoned one
+    for value, expected in zip(values(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert update.scale.numpy() == updates.INITIAL_LOSS_SCALE / 2
+    assert update.good_steps.numpy() == 0 and update.optimizer.iterations.numpy() == 1
+    segment.run(1, step.zero_totals())
+    assert update.optimizer.iterations.numpy() == 2
+    assert any((a != b).any() for a, b in zip(values(), before, strict=True))
+    for variable in variables:
+        copies = replica_copies(strategy, variable)
+        assert np.isfinite(copies).all() and (copies == copies[0]).all(), variable.path

@@ -1,0 +1,187 @@
+"""How an aggregated gradient changes the variables: once, and alike on every replica.
+
+    with strategy.scope():
+        update = Update(keras.optimizers.SGD(0.1, momentum=0.9), model)
+    update.apply(gradients, state, new_state)          # in replica context
+
+Clipping by global norm, weight decay, momentum and schedules are the Keras optimizer's
+own: given a gradient that is aggregated already, they act on it once.
+"""
+
+import keras
+import tensorflow as tf
+
+# Dynamic loss scaling as Keras' LossScaleOptimizer does it (NVIDIA, Mixed precision
+# training, section 3.2): halved on an overflow, doubled after so many steps without
+# one.
+INITIAL_LOSS_SCALE = 2.0**15
+STEPS_TO_GROW_LOSS_SCALE = 2000
+
+
+class Update:
+    """The optimizer of a model, and what else follows each of its steps."""
+
+    def __init__(self, optimizer, model, *, ema_decay=0.0, scales_loss=False):
+        """Builds the optimizer's variables; call it in the strategy's scope.
+
+        Args:
+          optimizer: a Keras optimizer, not built.
+          ema_decay: of the moving average of the weights, in [0, 1); 0: none is kept.
+          scales_loss: whether the loss is scaled, for float16. A step whose aggregated
+            gradient is not finite is then skipped.
+        """
+        optimizer.build(model.trainable_variables)
+        applies_aggregated_gradients(optimizer)
+        self.optimizer = optimizer
+        self.trainable_variables = model.trainable_variables
+        self.ema_decay = ema_decay
+        self.ema = []
+        if ema_decay:
+            self.ema = [_copy(v, f"ema/{v.path}") for v in model.trainable_variables]
+        self.scale = self.good_steps = None
+        if scales_loss:
+            self.scale = _scalar(INITIAL_LOSS_SCALE, "float32", "loss_scale")
+            self.good_steps = _scalar(0, "int32", "good_steps")
+
+    @property
+    def evaluated_variables(self):
+        """What to evaluate: the moving averages if there are any, else the weights."""
+        return self.ema or self.trainable_variables
+
+    def finish(self):
+        """Gives the model's weights the values of their moving averages, if any."""
+        for variable, average in zip(self.trainable_variables, self.ema, strict=False):
+            variable.assign(average.value)
+
+    @property
+    def variables(self):
+        """All variables that are not the model's, in a fixed order."""
+        scaling = [self.scale, self.good_steps] if self.scale is not None else []
+        return [*self.optimizer.variables, *self.ema, *scaling]
+
+    def step(self):
+        """Returns the number of steps taken, a scalar integer. Replica context."""
+        return tf.convert_to_tensor(self.optimizer.iterations.value)
+
+    def loss_scale(self):
+        """Returns what losses are to be multiplied by. Replica context."""
+        return (
+            tf.ones([])
+            if self.scale is None
+            else tf.convert_to_tensor(self.scale.value)
+        )
+
+    def apply(self, gradients, state, new_state):
+        """Changes the variables of this replica. Replica context.
+
+        Args:
+          gradients: of the mean loss of the global batch times `loss_scale()`, the same
+            on every replica, ordered as the model's trainable variables.
+          state: variables that take `new_state` as it is.
+        """
+        if self.scale is None:
+            self._change(gradients, state, new_state)
+            return
+        gradients = [gradient / self.scale.value for gradient in gradients]
+        is_finite = tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+        )
+        changed = [
+            *self.trainable_variables,
+            *self.optimizer.variables,
+            *self.ema,
+            *state,
+        ]
+        before = [tf.identity(variable.value) for variable in changed]
+        with tf.control_dependencies(before):
+            self._change(gradients, state, new_state)
+        # The optimizer talks across replicas, which a branch of a graph may not: it
+        # runs in any case, and is undone where it should not have.
+        _undo_unless(is_finite, changed, before)
+        self._rescale(is_finite)
+
+    def _change(self, gradients, state, new_state):
+        """Applies gradients, state and the moving average of the weights."""
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for variable, value in zip(state, new_state, strict=True):
+            variable.assign(value)
+        for average, variable in zip(self.ema, self.trainable_variables, strict=False):
+            weight = tf.cast(variable.value, average.dtype)
+            average.assign(
+                self.ema_decay * average.value + (1 - self.ema_decay) * weight
+            )
+
+    def _rescale(self, is_finite):
+        """Halves the loss scale after an overflow; doubles it after many good steps."""
+        scale, good_steps = self.scale.value, self.good_steps.value + 1
+        grows = is_finite & (good_steps >= STEPS_TO_GROW_LOSS_SCALE)
+        new_scale = tf.where(
+            is_finite, tf.where(grows, 2 * scale, 1 * scale), scale / 2
+        )
+        self.good_steps.assign(tf.where(is_finite & ~grows, good_steps, 0))
+        self.scale.assign(tf.maximum(new_scale, 1.0))
+
+
+def make_optimizer(name, learning_rate, momentum=0.0, weight_decay=0.0, clip_norm=0.0):
+    """Returns a Keras optimizer, not built.
+
+    Weight decay is decoupled for all of them (Loshchilov and Hutter, 2019).
+
+    Args:
+      name: "sgd", "adam" or "adamw".
+      learning_rate: a number, or a Keras schedule.
+      momentum: of sgd.
+      weight_decay, clip_norm: 0: none.
+    """
+    kwargs = {
+        "weight_decay": weight_decay or None,
+        "global_clipnorm": clip_norm or None,
+    }
+    if name == "sgd":
+        return keras.optimizers.SGD(learning_rate, momentum, **kwargs)
+    if name == "adam":
+        return keras.optimizers.Adam(learning_rate, **kwargs)
+    kwargs["weight_decay"] = weight_decay  # AdamW refuses None
+    return keras.optimizers.AdamW(learning_rate, **kwargs)
+
+
+def _copy(variable, name):
+    """Returns a variable that starts with the value of another."""
+    return keras.Variable(
+        variable.numpy(), trainable=False, name=name.replace("/", "_")
+    )
+
+
+def _scalar(value, dtype, name):
+    """Returns a scalar variable that is not trained."""
+    return keras.Variable(value, dtype=dtype, trainable=False, name=name)
+
+
+def _undo_unless(is_finite, variables, before):
+    """Gives `variables` their values `before` back where the step was not finite."""
+
+    def merge(strategy, is_finite, *before):
+        for variable, value in zip(variables, before, strict=True):
+            strategy.extended.update(
+                variable.value,
+                lambda v, ok, old: v.assign(tf.where(ok, v, old)),
+                args=(is_finite, value),
+                group=False,
+            )
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call(merge, args=(is_finite, *before))
+
+
+def applies_aggregated_gradients(optimizer):
+    """Makes a Keras `optimizer` apply the gradients that it is given as they are.
+
+    In replica context a Keras optimizer sums gradients over replicas before it applies
+    them, and has no public switch for it. Ours are summed already: we show, check and
+    divide the sum ourselves. The hook is private (Keras 3.15.1,
+    backend/tensorflow/optimizer.py), so Keras is pinned to a minor version, and
+    `test_optimizer_applies_aggregated_gradients_once` fails when it changes.
+    """
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise TypeError(f"not an optimizer that tfmirror knows: {optimizer!r}")
+    optimizer._all_reduce_sum_gradients = list

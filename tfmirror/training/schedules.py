@@ -1,0 +1,38 @@
+"""Learning rates over the steps of a run, all through Keras' CosineDecay.
+
+rate = make_schedule("cosine", 0.3, num_steps=2345, warmup_steps=469)
+"""
+
+import keras
+
+# Smith and Topin, Super-convergence (2018), with the proportions of PyTorch's
+# OneCycleLR: up from 1/25 of the peak for 30 % of the steps, then down to 1/10000 of
+# the start.
+ONE_CYCLE_START = 1 / 25
+ONE_CYCLE_WARMUP = 0.3
+ONE_CYCLE_END = ONE_CYCLE_START / 1e4
+
+
+def make_schedule(name, learning_rate, num_steps, warmup_steps=0):
+    """Returns a learning rate for a Keras optimizer: a number, or a function of steps.
+
+    "constant" stays at `learning_rate`, "cosine" falls to 0 along half a cosine; both
+    rise to it linearly from 0 over `warmup_steps` if there are any. "one_cycle" rises
+    to it and falls to next to 0, with a warm-up of its own.
+
+    Args:
+      num_steps: steps of the whole run.
+      warmup_steps: the first so many of them.
+    """
+    if name == "constant" and not warmup_steps:
+        return learning_rate
+    start, end = 0.0, {"constant": 1.0, "cosine": 0.0, "one_cycle": ONE_CYCLE_END}[name]
+    if name == "one_cycle":
+        start = learning_rate * ONE_CYCLE_START
+        warmup_steps = max(1, round(ONE_CYCLE_WARMUP * num_steps))
+    decay_steps = max(1, num_steps - warmup_steps)
+    if not warmup_steps:
+        return keras.optimizers.schedules.CosineDecay(learning_rate, decay_steps, end)
+    return keras.optimizers.schedules.CosineDecay(
+        start, decay_steps, end, warmup_target=learning_rate, warmup_steps=warmup_steps
+    )
