@@ -8,7 +8,7 @@ from tfmirror import config, models
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"model": "vgg"}, "model must be one of cnn: got 'vgg'"),
+        ({"model": "vgg"}, "model must be one of cnn, resnet18: got 'vgg'"),
         ({"gpus": -1}, "gpus must be at least 0"),
         ({"device_type": "tpu"}, "device_type must be one of"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1: got 0"),
@@ -71,6 +71,7 @@ def test_defaults_are_right():
         ({"global_batch_size": 10}, 4, (10, 3, 0.3, 30)),
         ({"learning_rate": 0.1, "epochs": 2}, 2, (128, 64, 0.1, 2)),
         ({"optimizer": "adam"}, 2, (128, 64, 0.001, 30)),
+        ({"model": "resnet18", "dataset": "mnist"}, 2, (512, 256, 0.2, 10)),
     ],
 )
 def test_resolve_leaves_no_setting_open(given, num_replicas, expected):

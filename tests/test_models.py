@@ -1,5 +1,6 @@
 """The models are what the chapters build."""
 
+import keras
 import pytest
 
 from tfmirror import config, models
@@ -14,6 +15,48 @@ def test_the_cnn_has_the_chapters_parameters():
     # 9*20+20 + 25*20*50+50 + 800*128+128 + 128*10+10
     assert model.count_params() == 200 + 25_050 + 102_528 + 1_290 == 129_068
     assert model.output_shape == (None, 10)
+
+
+def test_resnet18_has_the_chapters_parameters():
+    """Convolutions in x out x k x k + out, two per channel of batch norm, the head."""
+    model = models.build("resnet18", (28, 28, 1), 10)
+    convolutions = 1 * 64 * 9 + 64
+    norms, channels = 64, 64
+    for stage, out in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            convolutions += channels * out * 9 + out + out * out * 9 + out
+            if stage and not block:
+                convolutions += channels * out + out  # the shortcut has no batch norm
+            channels = out
+            norms += 2 * out
+    assert norms == 3904
+    head = 512 * 10 + 10
+    trainable = sum(v.shape.num_elements() for v in model.trainable_variables)
+    assert trainable == convolutions + 2 * norms + head
+    assert model.count_params() == trainable + 2 * norms == 11_183_626
+    assert models.build("resnet18", (32, 32, 3), 7).output_shape == (None, 7)
+
+
+def test_resnet18_starts_from_small_normal_weights():
+    keras.utils.set_random_seed(0)
+    model = models.build("resnet18", (28, 28, 1), 10)
+    kernels = [
+        v.numpy() for v in model.trainable_variables if v.path.endswith("kernel")
+    ]
+    assert len(kernels) == 1 + 16 + 3 + 1
+    for kernel in kernels[1:-1]:
+        assert kernel.std() == pytest.approx(0.01, rel=0.05)
+        assert abs(kernel.mean()) < 5 * 0.01 / kernel.size**0.5
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_arithmetic_has_the_precision_and_variables_are_float32(name, precision):
+    model = models.build(name, (28, 28, 1), 10, precision)
+    assert {v.dtype for v in model.variables} == {"float32"}
+    assert {layer.compute_dtype for layer in model.layers[1:-1]} == {precision}
+    assert model.layers[-1].compute_dtype == "float32"
+    assert keras.config.dtype_policy().name == "float32"  # as before
 
 
 def test_the_cnn_takes_other_images_and_refuses_too_small_ones():

@@ -38,13 +38,19 @@ class Recipe:
     """What a model is trained with unless a flag says otherwise."""
 
     per_replica_batch_size: int  # examples
-    learning_rate: float  # of sgd, whatever the number of replicas
+    learning_rate: float  # of sgd
     epochs: int
+    rate_grows_with_replicas: bool = False  # times the number of replicas
 
 
-# Batch, rate and epochs of the chapter "Training on multiple GPUs with gluon"
-# (The Straight Dope, chapter 7): 64 a device, 0.3 for one device and for two, 5 epochs.
-RECIPES = {"cnn": Recipe(per_replica_batch_size=64, learning_rate=0.3, epochs=5)}
+# Batch, rate and epochs of the chapters "Training on multiple GPUs with gluon" (The
+# Straight Dope): 64 a device, 0.3 for one device and for two, 5 epochs; and "Concise
+# implementation for multiple GPUs" (Dive into Deep Learning): 256 a device, 0.1 for one
+# and 0.2 for two, 10 epochs.
+RECIPES = {
+    "cnn": Recipe(per_replica_batch_size=64, learning_rate=0.3, epochs=5),
+    "resnet18": Recipe(256, 0.1, 10, rate_grows_with_replicas=True),
+}
 
 # A set this small needs more passes for the same number of steps (BUILD_NOTES.md).
 EPOCHS_OF_SMALL_DATASETS = {"digits": 30}
@@ -201,8 +207,10 @@ def resolve(settings, num_replicas):
                 f"global_batch_size must be at least the number of {what}: got "
                 f"{global_batch_size} for {needed} {what}"
             )
-    is_sgd = settings.optimizer == "sgd"
-    rate = recipe.learning_rate if is_sgd else ADAM_LEARNING_RATE
+    rate = ADAM_LEARNING_RATE
+    if settings.optimizer == "sgd":
+        factor = num_replicas if recipe.rate_grows_with_replicas else 1
+        rate = recipe.learning_rate * factor
     recipe_epochs = EPOCHS_OF_SMALL_DATASETS.get(settings.dataset, recipe.epochs)
     return dataclasses.replace(
         settings,
