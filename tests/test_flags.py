@@ -6,7 +6,7 @@ import pytest
 
 from tfmirror import config, flags
 
-CLASSES = [config.TrainConfig, config.InspectConfig]
+CLASSES = [config.TrainConfig, config.InspectConfig, config.VerifyConfig]
 
 
 @pytest.mark.parametrize("settings_class", CLASSES)

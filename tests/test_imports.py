@@ -20,6 +20,7 @@ ROOMS = {
     "tfmirror.command": 5,
     "tfmirror.train": 5,
     "tfmirror.inspect_replicas": 5,
+    "tfmirror.verify": 5,
     "experiments": 6,
 }
 

@@ -4,7 +4,7 @@
         command.run(main, config.TrainConfig, __doc__, check=config.check)
 
 Exit codes: 0 done; 1 unexpected, with its traceback; 2 wrong flag or input, one line;
-3 training stopped; 130 interrupted.
+3 training stopped; 4 a verified claim does not hold; 130 interrupted.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from tfmirror import config, flags
 
 EXIT_WRONG_INPUT = 2
 EXIT_STOPPED = 3
+EXIT_CLAIM_FAILED = 4
 EXIT_INTERRUPTED = 130
 
 # TensorFlow's own switch (0 shows all). Set by the user, nothing is kept out of sight.
@@ -49,6 +50,9 @@ def exit_code(main, settings_class, synopsis, check, argv):
     except config.TrainingStoppedError as error:
         print_error(error)
         return EXIT_STOPPED
+    except config.ClaimFailedError as error:
+        print_error(error)
+        return EXIT_CLAIM_FAILED
     except KeyboardInterrupt:
         print_error("interrupted")
         return EXIT_INTERRUPTED
@@ -74,7 +78,9 @@ def import_tensorflow_quietly():
     with tempfile.TemporaryFile() as captured:
         try:
             with _standard_error_to(captured):
-                importlib.import_module("tensorflow")
+                tensorflow = importlib.import_module("tensorflow")
+            # Its Python warnings are for who writes the graph, such as on retracing.
+            tensorflow.get_logger().setLevel("ERROR")
         except BaseException:
             captured.seek(0)
             sys.stderr.write(captured.read().decode(errors="replace"))

@@ -20,6 +20,9 @@ ON_DRIFT = ("stop", "resync")
 # chapters have.
 NUM_STAND_INS = 2
 
+# verify cuts its batches into eight microbatches, so that no more replicas have any.
+MOST_REPLICAS_TO_VERIFY = 8
+
 
 class InputError(ValueError):
     """A wrong flag or input.
@@ -27,6 +30,10 @@ class InputError(ValueError):
     The message says what was got, what is expected and what to do. The commands print
     it as one line and exit with code 2.
     """
+
+
+class ClaimFailedError(RuntimeError):
+    """A claim that was verified does not hold (exit code 4)."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -248,3 +255,22 @@ def check_inspect(settings):
         settings.num_examples >= 1, "num_examples", settings.num_examples, "at least 1"
     )
     require(settings.channel >= 0, "channel", settings.channel, "at least 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyConfig:
+    """All settings of a verification."""
+
+    model: str = "probe"
+    gpus: int = 0  # 0: all there are, at most 8; logical CPUs: 8
+    device_type: str = "auto"
+    json_file: str = ""  # empty: none
+
+
+def check_verify(settings):
+    """Raises InputError at the first setting that is wrong on any machine."""
+    require_one_of(["probe", *sorted(RECIPES)], "model", settings.model)
+    check_device_settings(settings.gpus, settings.device_type)
+    require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
+    most = MOST_REPLICAS_TO_VERIFY
+    require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")

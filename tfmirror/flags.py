@@ -81,6 +81,7 @@ HELP = {
         "json": "print one JSON object instead of text",
     },
     "Output": {
+        "json_file": "write the table as JSON to this file too; empty: don't",
         "workdir": "run directory, new or empty; empty: a new one under runs/",
     },
 }

@@ -6,9 +6,9 @@ model = build("cnn", input_shape=(28, 28, 1), num_classes=10, precision="bfloat1
 
 import keras
 
-from tfmirror.models import resnet18, small_cnn
+from tfmirror.models import probe, resnet18, small_cnn
 
-BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build}
+BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build, "probe": probe.build}
 
 
 def build(name, input_shape, num_classes, precision="float32"):

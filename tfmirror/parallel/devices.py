@@ -68,6 +68,11 @@ def choose(num_gpus, device_type="auto"):
     return Devices(tuple(f"GPU:{k}" for k in range(count)), are_stand_ins=False)
 
 
+def count_gpus(device_type="auto"):
+    """Returns how many GPUs TensorFlow sees; none for device_type "cpu"."""
+    return 0 if device_type == "cpu" else len(tf.config.list_physical_devices("GPU"))
+
+
 def make_strategy(devices):
     """Returns a tf.distribute.MirroredStrategy with one replica on each of `devices`.
 
