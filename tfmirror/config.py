@@ -14,6 +14,7 @@ DEVICE_TYPES = ("auto", "cpu", "gpu")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "one_cycle")
 PRECISIONS = ("float32", "bfloat16", "float16")
+BATCH_NORMS = ("microbatch", "sync")
 ON_DRIFT = ("stop", "resync")
 
 # Logical CPU devices that stand in for GPUs if no number is asked for: as many as both
@@ -93,6 +94,7 @@ class TrainConfig:
     warmup_epochs: float = 0.0
     ema_decay: float = 0.0  # 0: no moving average of the weights
     precision: str = "float32"
+    batch_norm: str = "microbatch"
     seed: int = 0
     deterministic: bool = False
     steps_per_loop: int = 0  # 0: chosen so that a loop takes about half a second
@@ -139,6 +141,14 @@ def check(settings):
     _check_optimizer_settings(settings)
     require_one_of(PRECISIONS, "precision", settings.precision)
     require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
+    require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
+    if settings.batch_norm == "sync" and (
+        settings.microbatches or settings.microbatches_per_replica
+    ):
+        raise InputError(
+            "batch_norm=sync can't be given with microbatches, which are computed one "
+            "after the other: drop one"
+        )
 
 
 def _check_optimizer_settings(settings):

@@ -287,7 +287,7 @@ def replica_eval_step(model, weights, plan, microbatch, images, labels):
     return total_sums(plan, sums_of, like=(0.0, 0.0))
 
 
-def make_train_steps(strategy, model, update, plan):
+def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
     """Returns a compiled function that takes many training steps in one call.
 
     The function takes (iterator, num_steps, totals): a distributed iterator of
@@ -298,9 +298,13 @@ def make_train_steps(strategy, model, update, plan):
     Args:
       update: parallel.updates.Update of the model's variables.
       plan: microbatches.BatchPlan.
+      replicas_talk: whether layers of the model reduce over replicas, which they can
+        do only where each replica has one microbatch.
     """
     check_state(model)
-    microbatch = one_call(functools.partial(microbatch_sums, model))
+    microbatch = functools.partial(microbatch_sums, model)
+    if not replicas_talk:
+        microbatch = one_call(microbatch)
 
     def replica_step(images, labels):
         total = replica_train_step(model, update, plan, microbatch, images, labels)

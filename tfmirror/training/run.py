@@ -13,7 +13,15 @@ import keras
 
 from tfmirror import config, metrics, models
 from tfmirror.data import datasets
-from tfmirror.parallel import devices, drift, microbatches, segments, step, updates
+from tfmirror.parallel import (
+    devices,
+    drift,
+    microbatches,
+    segments,
+    step,
+    sync_batch_norm,
+    updates,
+)
 from tfmirror.training import environment, loop, schedules, terminal, writers
 
 
@@ -100,6 +108,9 @@ def prepare(settings):
         )
         for examples in (dataset.train, dataset.eval)
     )
+    is_sync = settings.batch_norm == "sync"
+    if is_sync:
+        sync_batch_norm.check_plans(train_plans)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
     model, update = build(settings, strategy, dataset, steps_per_epoch)
     return Job(
@@ -113,7 +124,9 @@ def prepare(settings):
             strategy,
             dataset.train,
             train_plans,
-            functools.partial(step.make_train_steps, strategy, model, update),
+            functools.partial(
+                step.make_train_steps, strategy, model, update, replicas_talk=is_sync
+            ),
             shuffle_seed=settings.seed,
         ),
         eval_segments=segments.make_segments(
@@ -159,6 +172,8 @@ def build(settings, strategy, dataset, steps_per_epoch):
             ema_decay=settings.ema_decay,
             scales_loss=settings.precision == "float16",
         )
+    if settings.batch_norm == "sync":
+        sync_batch_norm.synchronize(model)
     return model, update
 
 

@@ -1,0 +1,83 @@
+"""Batch norm over the global batch: one reduction a layer, exact for unequal parts.
+
+synchronize(model)                                  # before steps are made
+
+With n_r values a channel on replica r, their mean m_r and biased variance v_r, and n
+values on all replicas (Chan, Golub and LeVeque, 1979):
+
+mean = sum n_r m_r / n,  variance = sum n_r (v_r + (m_r - mean)^2) / n
+
+No difference of two large squares is taken, as in E[x^2] - E[x]^2, which Keras'
+`synchronized=True` uses, with three reductions a layer.
+"""
+
+import keras
+import tensorflow as tf
+
+from tfmirror import config
+
+
+def synchronize(model):
+    """Makes every BatchNormalization layer of `model` normalize over the global batch.
+
+    Replaces a private method of the layers (Keras 3.15.1,
+    layers/normalization/batch_normalization.py), so that the model is saved as plain
+    Keras; `test_the_private_method_of_batch_norm_is_there` fails when it changes.
+    """
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer._moments = _make_global_moments(layer)
+
+
+def _make_global_moments(layer):
+    """Returns a replacement for `layer._moments`."""
+
+    def moments(inputs, mask):
+        axes = [
+            k for k in range(inputs.shape.rank) if k != layer.axis % inputs.shape.rank
+        ]
+        return global_moments(inputs, axes)
+
+    return moments
+
+
+def global_moments(values, axes):
+    """Returns mean and biased variance over `axes` and over all replicas.
+
+    Differentiable. In cross-replica context, as when the model is built, over `axes`.
+
+    Args:
+      values: floating point, as many elements along `axes` as this replica has.
+      axes: all but the channels'.
+    """
+    mean, variance = tf.nn.moments(values, axes)
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return mean, variance
+    num_replicas = context.num_replicas_in_sync
+    num_values = tf.reduce_prod(tf.gather(tf.shape(values), axes))
+    count = tf.fill(tf.shape(mean), tf.cast(num_values, mean.dtype))
+    # Every replica fills in its own row of zeros; the sum is then all rows.
+    own = tf.one_hot(context.replica_id_in_sync_group, num_replicas, dtype=mean.dtype)
+    rows = own[:, tf.newaxis, tf.newaxis] * tf.stack([count, mean, variance])
+    rows = context.all_reduce(tf.distribute.ReduceOp.SUM, rows)  # [N, 3, channels]
+    counts, means, variances = tf.unstack(rows, axis=1)
+    weights = counts / tf.reduce_sum(counts, axis=0)
+    mean = tf.reduce_sum(weights * means, axis=0)
+    variance = tf.reduce_sum(weights * (variances + (means - mean) ** 2), axis=0)
+    return mean, variance
+
+
+def check_plans(plans):
+    """Raises InputError if a replica has no example in some batch.
+
+    It would not compute its layers then, and the others would wait for its statistics.
+    """
+    for plan in plans:
+        if 0 in plan.part_sizes:
+            raise config.InputError(
+                "batch_norm=sync needs an example on every replica in every batch: a "
+                f"batch of {plan.global_batch_size} leaves one of "
+                f"{len(plan.part_sizes)} without; change --global_batch_size or "
+                "--limit_train_examples"
+            )
