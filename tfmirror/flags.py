@@ -63,8 +63,8 @@ HELP = {
         "evaluate with it and save it; 0: none",
         "precision": "of the model's arithmetic: float32, bfloat16, or float16 with a "
         "dynamic loss scale; weights are float32",
-        "batch_norm": "microbatch: statistics over each microbatch, as on one device; sync: "
-        "over the global batch",
+        "batch_norm": "microbatch: statistics over each microbatch, as on one device; "
+        "sync: over the global batch",
         "seed": "decides initial weights, the order of examples and dropout",
         "deterministic": "use only operations that give the same bits each time, at "
         "some cost in speed",

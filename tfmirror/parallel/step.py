@@ -169,15 +169,41 @@ def inference_sums(model, weights, state, images, labels):
     )
 
 
-def one_call(function):
-    """Returns `function`, traced once a shape, and a call of its own in the graph.
+def one_call(function, model, sizes, *more):
+    """Returns `function` of a microbatch, traced once a size, as one call in the graph.
 
-    All microbatches run one compiled function, on whichever replica: the graph grows by
-    a call for each and not by a copy, and none is optimized together with its
-    neighbours."""
-    return tf.function(
+    All microbatches run one compiled function, on whichever replica: tracing takes no
+    longer for more replicas, the graph grows by a call for each microbatch and not by a
+    copy, and none is optimized together with its neighbours.
+
+    Args:
+      function: of (weights, state, images, labels, *more), as `microbatch_sums` but for
+        the model.
+      sizes: examples in each microbatch.
+      more: tf.TensorSpecs of further arguments.
+    """
+    traced = tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
     )
+    weights, state = (
+        [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+    of_size = {
+        size: traced.get_concrete_function(
+            weights,
+            state,
+            tf.TensorSpec([size, *model.input_shape[1:]], tf.uint8),
+            tf.TensorSpec([size], tf.int32),
+            *more,
+        )
+        for size in set(sizes)
+    }
+
+    def microbatch(weights, state, images, labels, *more):
+        return of_size[images.shape[0]](weights, state, images, labels, *more)
+
+    return microbatch
 
 
 def replica_id():
@@ -304,7 +330,8 @@ def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
     check_state(model)
     microbatch = functools.partial(microbatch_sums, model)
     if not replicas_talk:
-        microbatch = one_call(microbatch)
+        loss_scale = tf.TensorSpec([], tf.float32)
+        microbatch = one_call(microbatch, model, plan.sizes, loss_scale)
 
     def replica_step(images, labels):
         total = replica_train_step(model, update, plan, microbatch, images, labels)
@@ -323,7 +350,7 @@ def make_eval_steps(strategy, model, plan, weights=None):
         moving averages.
     """
     weights = model.trainable_variables if weights is None else weights
-    microbatch = one_call(functools.partial(inference_sums, model))
+    microbatch = one_call(functools.partial(inference_sums, model), model, plan.sizes)
     replica_step = functools.partial(
         replica_eval_step, model, weights, plan, microbatch
     )

@@ -143,7 +143,12 @@ def _look(strategy, model, plan, examples):
         inspection.split_global_batch(strategy, array, plan.part_sizes)
         for array in (batch.images, batch.labels)
     ]
-    microbatch = step.one_call(functools.partial(step.microbatch_sums, model))
+    microbatch = step.one_call(
+        functools.partial(step.microbatch_sums, model),
+        model,
+        plan.sizes,
+        tf.TensorSpec([], tf.float32),
+    )
     seeds = [v for v in model.non_trainable_variables if not step.is_averaged(v)]
 
     def replica_look(images, labels):
