@@ -54,3 +54,20 @@ def test_mnist_cnn_trains_the_chapters_two_runs_afresh(
         cells = (f"{r['epochs'][1]['eval_accuracy']:.4f}" for r in results[seed::2])
         ending = "\n 2 | " + r" | ".join(rf" *[\d.]+ s {cell}" for cell in cells)
         assert re.search(ending.replace("|", r"\|"), out)
+
+
+def test_microbatch_cost_prints_a_row_for_each_batch_size(
+    digits_as_mnist, monkeypatch, capsys
+):
+    experiment = load_experiment("microbatch_cost")
+    monkeypatch.setattr(experiment, "EXAMPLES_A_TURN", 512)
+    argv = [f"--data_dir={digits_as_mnist}", "--repetitions=1"]
+    code = command.exit_code(
+        experiment.main, experiment.ExperimentConfig, "", experiment.check, argv
+    )
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    row = r"\| 8 \| {} \| {} \| [\d,]+ against [\d,]+ \| ([\d.]+) \(\1 to \1\) \|\n"
+    assert re.search(
+        row.format(16, 128) + row.format(64, 512).replace(r"\1", r"\2"), out
+    )

@@ -19,7 +19,14 @@ from helpers import (
 )
 
 from tfmirror import config, metrics
-from tfmirror.parallel import inspection, microbatches, segments, step, updates
+from tfmirror.parallel import (
+    contribution,
+    inspection,
+    microbatches,
+    segments,
+    step,
+    updates,
+)
 from tfmirror.training import loop
 
 RTOL = 1e-5  # float32, sums of up to 64 terms in another order
@@ -257,14 +264,18 @@ def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
     with pytest.raises(
         config.InputError, match="only floating-point numbers and seeds"
     ):
-        step.check_state(model)
-    step.check_state(keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)]))
+        contribution.check_state(model)
+    contribution.check_state(
+        keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
+    )
 
 
 def dropout_masks(model, step_number, microbatch, num_examples=64):
     """Returns which of the ones a Dropout model leaves, [b, 12] bool."""
     seeds = [v.value for v in model.non_trainable_variables]
-    state = [step.seeds_of_microbatch(s, step_number, microbatch) for s in seeds]
+    state = [
+        contribution.seeds_of_microbatch(s, step_number, microbatch) for s in seeds
+    ]
     ones = tf.ones((num_examples, 12))
     return model.stateless_call([], state, ones, training=True)[0].numpy() > 0
 
@@ -281,7 +292,7 @@ def test_dropout_differs_between_microbatches_steps_and_calls_of_one_layer():
         )
     inputs = keras.Input((12,))
     twice = keras.Model(inputs, dropout(inputs) + 2 * dropout(inputs))
-    state = [step.seeds_of_microbatch(dropout.seed_generator.state.value, 0, 0)]
+    state = [contribution.seeds_of_microbatch(dropout.seed_generator.state.value, 0, 0)]
     both = twice.stateless_call([], state, tf.ones((64, 12)), training=True)[0].numpy()
     a, b = both % 4 == 2, both >= 4  # each kept one is 2, the second times 2
     assert (a == b).mean() == pytest.approx(0.5, abs=0.07)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmirror import config
-from tfmirror.parallel import microbatches, step
+from tfmirror.parallel import contribution, microbatches, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +151,12 @@ def _make_replica_view(strategy, model, plan):
 
     def replica_view(images, labels):
         ((k, examples),) = step.microbatches_of_replica(plan, images, labels).items()
-        weights = step.local_values(model.trainable_variables)
-        state = step.state_of_microbatch(model, 0, k)
-        local = step.microbatch_sums(model, weights, state, *examples)
+        weights = contribution.local_values(model.trainable_variables)
+        state = contribution.state_of_microbatch(model, 0, k)
+        local = contribution.microbatch_sums(model, weights, state, *examples)
         total = step.total_sums(plan, {k: local}, like=local)
         return {
-            "logits": step.inference_logits(model, weights, state, examples[0]),
+            "logits": contribution.inference_logits(model, weights, state, examples[0]),
             "weights": weights,
             "local_gradients": [g / batch_size for g in local.gradients],
             "aggregated_gradients": [g / batch_size for g in total.gradients],
@@ -180,7 +180,7 @@ def single_device_gradients(model, images, labels):
 
     @tf.function
     def gradients(images, labels):
-        sums = step.microbatch_sums(model, weights, state, images, labels)
+        sums = contribution.microbatch_sums(model, weights, state, images, labels)
         return [gradient / len(labels) for gradient in sums.gradients]
 
     batch = tf.constant(images), tf.constant(labels)

@@ -3,7 +3,7 @@
     steps = make_train_steps(strategy, model, update, plan)
     totals = steps(iterator, num_steps, zero_totals())
 
-A microbatch is a pure function of weights, state and examples (`microbatch_sums`). What
+A microbatch is a pure function of weights, state and examples (`contribution`). What
 the microbatches found is added, inside each replica and across them (`total_sums`),
 divided by the number of examples once, and applied by each replica to its own copy of
 the variables, which therefore stay equal.
@@ -15,18 +15,7 @@ import typing
 
 import tensorflow as tf
 
-from tfmirror import config
-from tfmirror.data import pipeline
-from tfmirror.parallel import reduction
-
-
-class Sums(typing.NamedTuple):
-    """What examples contribute: the Sums of two sets add up to their union's."""
-
-    loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
-    num_correct: tf.Tensor  # scalar float32, a whole number: one all-reduce, one dtype
-    gradients: list[tf.Tensor]  # of `loss`, ordered as model.trainable_variables
-    state: list[tf.Tensor]  # new averaged_state(model), over microbatches with examples
+from tfmirror.parallel import contribution, reduction
 
 
 class Totals(typing.NamedTuple):
@@ -39,171 +28,6 @@ class Totals(typing.NamedTuple):
 def zero_totals():
     """Returns the Totals of no step."""
     return Totals(tf.zeros([], tf.float64), tf.zeros([], tf.int64))
-
-
-def per_example_loss(labels, logits):
-    """Returns the cross-entropy of each example, [b] float32 in nats."""
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=tf.cast(logits, tf.float32)
-    )
-
-
-def count_correct(labels, logits):
-    """Returns how many examples have their largest logit at their label, float32."""
-    predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
-    return tf.reduce_sum(tf.cast(predictions == labels, tf.float32))
-
-
-def local_values(variables):
-    """Returns each variable's value on this replica. Runs in replica context."""
-    return [tf.convert_to_tensor(variable.value) for variable in variables]
-
-
-def is_averaged(variable):
-    """Returns whether a variable of a model's state can be averaged."""
-    return tf.as_dtype(variable.dtype).is_floating
-
-
-def averaged_state(model):
-    """Returns the non-trainable variables that microbatches average: batch norm's."""
-    return [v for v in model.non_trainable_variables if is_averaged(v)]
-
-
-def check_state(model):
-    """Raises InputError if a variable is neither averaged nor the seed of a layer."""
-    for variable in model.non_trainable_variables:
-        is_seed = variable.path.endswith("seed_generator_state")
-        if not is_averaged(variable) and not is_seed:
-            raise config.InputError(
-                f"model {model.name} must keep only floating-point numbers and seeds: "
-                f"{variable.path} is {variable.dtype}"
-            )
-
-
-def seeds_of_microbatch(seed, step, microbatch):
-    """Returns a layer's random seed for one microbatch of one step, [2] int64.
-
-    Dropout draws a mask of its own from it, the same on whichever replica.
-
-    Args:
-      seed: [2] integers, drawn once for the layer.
-      step, microbatch: scalar integers.
-    """
-    fold_in = tf.random.experimental.stateless_fold_in
-    folded = fold_in(
-        fold_in(tf.cast(seed, tf.int32), tf.cast(step, tf.int32)), microbatch
-    )
-    # Once more, since a layer counts the second number up when it draws again, and must
-    # not arrive at the next microbatch's.
-    return tf.cast(fold_in(folded, 0), tf.int64)
-
-
-def state_of_microbatch(model, step, microbatch):
-    """Returns a value for each of model.non_trainable_variables. Replica context."""
-    return [
-        value
-        if is_averaged(variable)
-        else tf.cast(seeds_of_microbatch(value, step, microbatch), value.dtype)
-        for variable, value in zip(
-            model.non_trainable_variables,
-            local_values(model.non_trainable_variables),
-            strict=True,
-        )
-    ]
-
-
-def microbatch_sums(model, weights, state, images, labels, loss_scale=1.0):
-    """Returns the Sums of a microbatch, as a pure function: nothing is changed.
-
-    Keras' own Loss objects divide by the number of replicas; this sums, so that
-    microbatches of unequal size, or of none, add up to what one device would have
-    found.
-
-    Args:
-      weights, state: values for model.trainable_variables and .non_trainable_variables.
-      images: [b, H, W, C] uint8, with b known when traced.
-      labels: [b] int32 in [0, K).
-      loss_scale: what the loss is multiplied by before gradients are taken; they keep
-        it. Against underflow in float16.
-    """
-    averaged = [is_averaged(v) for v in model.non_trainable_variables]
-    if images.shape[0] == 0:  # nothing to compute, and some layers refuse it
-        zero = tf.zeros([])
-        empty = [
-            tf.zeros_like(s) for s, keep in zip(state, averaged, strict=True) if keep
-        ]
-        return Sums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(weights)
-        logits, new_state = model.stateless_call(
-            weights, state, pipeline.to_unit_range(images), training=True
-        )
-        loss = tf.reduce_sum(per_example_loss(labels, logits))
-        scaled_loss = loss * loss_scale
-    gradients = tape.gradient(
-        scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    new_state = [s for s, keep in zip(new_state, averaged, strict=True) if keep]
-    return Sums(loss, count_correct(labels, logits), gradients, new_state)
-
-
-def inference_logits(model, weights, state, images):
-    """Returns the model's logits [b, K] float32 in inference mode, for b of 0 too.
-
-    Args:
-      weights, state: as of `microbatch_sums`.
-      images: [b, H, W, C] uint8, with b known when traced.
-    """
-    if images.shape[0] == 0:
-        return tf.zeros([0, model.output_shape[-1]])
-    images = pipeline.to_unit_range(images)
-    logits, _ = model.stateless_call(weights, state, images, training=False)
-    return tf.cast(logits, tf.float32)
-
-
-def inference_sums(model, weights, state, images, labels):
-    """Returns (loss sum, number correct) of a microbatch in inference mode."""
-    logits = inference_logits(model, weights, state, images)
-    return tf.reduce_sum(per_example_loss(labels, logits)), count_correct(
-        labels, logits
-    )
-
-
-def one_call(function, model, sizes, *more):
-    """Returns `function` of a microbatch, traced once a size, as one call in the graph.
-
-    All microbatches run one compiled function, on whichever replica: tracing takes no
-    longer for more replicas, the graph grows by a call for each microbatch and not by a
-    copy, and none is optimized together with its neighbours.
-
-    Args:
-      function: of (weights, state, images, labels, *more), as `microbatch_sums` but for
-        the model.
-      sizes: examples in each microbatch.
-      more: tf.TensorSpecs of further arguments.
-    """
-    traced = tf.function(
-        function, autograph=False, experimental_attributes={"_noinline": True}
-    )
-    weights, state = (
-        [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
-    of_size = {
-        size: traced.get_concrete_function(
-            weights,
-            state,
-            tf.TensorSpec([size, *model.input_shape[1:]], tf.uint8),
-            tf.TensorSpec([size], tf.int32),
-            *more,
-        )
-        for size in set(sizes)
-    }
-
-    def microbatch(weights, state, images, labels, *more):
-        return of_size[images.shape[0]](weights, state, images, labels, *more)
-
-    return microbatch
 
 
 def replica_id():
@@ -279,19 +103,19 @@ def replica_train_step(model, update, plan, microbatch, images, labels):
 
     Args:
       update: parallel.updates.Update.
-      microbatch: `microbatch_sums` of the model.
+      microbatch: contribution.microbatch_sums of the model.
       images, labels: this replica's part.
     """
-    weights = local_values(model.trainable_variables)
+    weights = contribution.local_values(model.trainable_variables)
     step, loss_scale = update.step(), update.loss_scale()
 
     def sums(k, images, labels):
-        state = state_of_microbatch(model, step, k)
+        state = contribution.state_of_microbatch(model, step, k)
         return microbatch(weights, state, images, labels, loss_scale)
 
     sums_of = sums_of_microbatches(plan, images, labels, sums)
-    averaged = averaged_state(model)
-    like = Sums(0.0, 0.0, model.trainable_variables, averaged)
+    averaged = contribution.averaged_state(model)
+    like = contribution.Sums(0.0, 0.0, model.trainable_variables, averaged)
     total = total_sums(plan, sums_of, like)
     # Batch norm's moving statistics: the mean over the microbatches that have examples.
     num_nonempty = sum(size > 0 for size in plan.sizes)
@@ -305,8 +129,8 @@ def replica_train_step(model, update, plan, microbatch, images, labels):
 
 def replica_eval_step(model, weights, plan, microbatch, images, labels):
     """Returns (loss sum, number correct) of the global batch in inference mode."""
-    weights = local_values(weights)
-    state = local_values(model.non_trainable_variables)
+    weights = contribution.local_values(weights)
+    state = contribution.local_values(model.non_trainable_variables)
     sums_of = sums_of_microbatches(
         plan, images, labels, lambda k, *examples: microbatch(weights, state, *examples)
     )
@@ -327,11 +151,11 @@ def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
       replicas_talk: whether layers of the model reduce over replicas, which they can
         do only where each replica has one microbatch.
     """
-    check_state(model)
-    microbatch = functools.partial(microbatch_sums, model)
+    contribution.check_state(model)
+    microbatch = functools.partial(contribution.microbatch_sums, model)
     if not replicas_talk:
         loss_scale = tf.TensorSpec([], tf.float32)
-        microbatch = one_call(microbatch, model, plan.sizes, loss_scale)
+        microbatch = contribution.one_call(microbatch, model, plan.sizes, loss_scale)
 
     def replica_step(images, labels):
         total = replica_train_step(model, update, plan, microbatch, images, labels)
@@ -350,7 +174,8 @@ def make_eval_steps(strategy, model, plan, weights=None):
         moving averages.
     """
     weights = model.trainable_variables if weights is None else weights
-    microbatch = one_call(functools.partial(inference_sums, model), model, plan.sizes)
+    microbatch = functools.partial(contribution.inference_sums, model)
+    microbatch = contribution.one_call(microbatch, model, plan.sizes)
     replica_step = functools.partial(
         replica_eval_step, model, weights, plan, microbatch
     )

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
 from tfmirror.parallel import (
+    contribution,
     devices,
     drift,
     inspection,
@@ -143,22 +144,26 @@ def _look(strategy, model, plan, examples):
         inspection.split_global_batch(strategy, array, plan.part_sizes)
         for array in (batch.images, batch.labels)
     ]
-    microbatch = step.one_call(
-        functools.partial(step.microbatch_sums, model),
+    microbatch = contribution.one_call(
+        functools.partial(contribution.microbatch_sums, model),
         model,
         plan.sizes,
         tf.TensorSpec([], tf.float32),
     )
-    seeds = [v for v in model.non_trainable_variables if not step.is_averaged(v)]
+    seeds = [
+        v for v in model.non_trainable_variables if not contribution.is_averaged(v)
+    ]
 
     def replica_look(images, labels):
-        weights = step.local_values(model.trainable_variables)
+        weights = contribution.local_values(model.trainable_variables)
         logits, masks, sums_of = [tf.zeros([0, 10])], [tf.zeros([0, 8])], {}
         for k, own in step.microbatches_of_replica(plan, images, labels).items():
-            state = step.state_of_microbatch(model, 0, k)
+            state = contribution.state_of_microbatch(model, 0, k)
             sums_of[k] = microbatch(weights, state, *own, tf.ones([]))
-            logits.append(step.inference_logits(model, weights, state, own[0]))
-            drawn = [step.seeds_of_microbatch(seed.value, 0, k) for seed in seeds]
+            logits.append(contribution.inference_logits(model, weights, state, own[0]))
+            drawn = [
+                contribution.seeds_of_microbatch(seed.value, 0, k) for seed in seeds
+            ]
             masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
         total = step.total_sums(plan, sums_of, like=next(iter(sums_of.values())))
         gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
@@ -205,7 +210,7 @@ def _train(strategy, model, update, plans, examples):
     totals = full.run(NUM_FULL_STEPS - 1, totals)
     seen["weights after 19 steps"] = _values(model.trainable_variables)
     totals = last.run(1, totals)
-    state = step.averaged_state(model)
+    state = contribution.averaged_state(model)
     return seen | {
         "weights after an uneven last batch": _values(model.trainable_variables),
         "batch-norm state": _values(state) or f"{model.name} has no batch norm",
