@@ -58,9 +58,9 @@ def main(settings):
 def prepare(settings, global_batch_size, num_microbatches):
     """Returns the segment of full batches, traced and warmed up."""
     from tfmirror.parallel import step
-    from tfmirror.training import run
+    from tfmirror.training import job
 
-    job = run.prepare(
+    prepared = job.prepare(
         config.TrainConfig(
             gpus=2,
             dataset=settings.dataset,
@@ -70,8 +70,9 @@ def prepare(settings, global_batch_size, num_microbatches):
             global_batch_size=global_batch_size,
         )
     )
-    job.train_segments[0].run(10, step.zero_totals())
-    return job.train_segments[0]
+    segment = prepared.train_segments[0]
+    segment.run(10, step.zero_totals())
+    return segment
 
 
 def images_per_second(segment):

@@ -9,39 +9,10 @@ import functools
 import statistics
 import time
 
-import keras
-
-from tfmirror import config, metrics, models
-from tfmirror.data import datasets
-from tfmirror.parallel import (
-    devices,
-    drift,
-    microbatches,
-    segments,
-    step,
-    sync_batch_norm,
-    updates,
-)
-from tfmirror.training import environment, loop, schedules, terminal, writers
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """Everything that a run trains with, built and not yet traced."""
-
-    settings: config.TrainConfig  # resolved
-    devices: devices.Devices
-    dataset: datasets.ImageDataset
-    strategy: object  # tf.distribute.MirroredStrategy
-    model: keras.Model
-    update: updates.Update
-    train_segments: list[segments.Segment]
-    eval_segments: list[segments.Segment]
-
-    @property
-    def variables(self):
-        """All variables by name: the model's, the optimizer's, and those beside."""
-        return {v.path: v for v in [*self.model.variables, *self.update.variables]}
+from tfmirror import config, metrics
+from tfmirror.parallel import drift, step
+from tfmirror.training import environment, loop, terminal, writers
+from tfmirror.training import job as jobs
 
 
 def train(settings):
@@ -58,7 +29,7 @@ def train(settings):
     """
     config.check(settings)
     writers.check_is_free(settings.workdir)
-    job = prepare(settings)
+    job = jobs.prepare(settings)
     default_name = f"{settings.model}-{settings.dataset}".replace("/", "-")
     directory = writers.create(
         settings.workdir, f"{default_name}-{job.devices.num_replicas}replicas"
@@ -80,101 +51,6 @@ def train(settings):
         show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
         show.line(f"final evaluation accuracy {summary['final_eval_accuracy']:.4f}")
     return summary | {"workdir": str(directory)}
-
-
-def prepare(settings):
-    """Returns the Job of checked `settings`: devices, data, model and steps."""
-    chosen = devices.choose(settings.gpus, settings.device_type)
-    settings = config.resolve(settings, chosen.num_replicas)
-    explicit = config.parse_shares(settings.microbatches_per_replica)
-    shares = microbatches.share_out(
-        chosen.num_replicas, settings.microbatches, explicit
-    )
-    dataset = datasets.load(
-        settings.dataset,
-        settings.data_dir,
-        settings.limit_train_examples,
-        settings.limit_eval_examples,
-    )
-    if settings.deterministic:
-        devices.use_deterministic_operations()
-    strategy = devices.make_strategy(chosen)
-    train_plans, eval_plans = (
-        microbatches.plan_epoch(
-            len(examples),
-            settings.global_batch_size,
-            shares,
-            in_fixed_tree=settings.microbatches > 0,
-        )
-        for examples in (dataset.train, dataset.eval)
-    )
-    is_sync = settings.batch_norm == "sync"
-    if is_sync:
-        sync_batch_norm.check_plans(train_plans)
-    steps_per_epoch = sum(plan.num_batches for plan in train_plans)
-    model, update = build(settings, strategy, dataset, steps_per_epoch)
-    return Job(
-        settings=settings,
-        devices=chosen,
-        dataset=dataset,
-        strategy=strategy,
-        model=model,
-        update=update,
-        train_segments=segments.make_segments(
-            strategy,
-            dataset.train,
-            train_plans,
-            functools.partial(
-                step.make_train_steps, strategy, model, update, replicas_talk=is_sync
-            ),
-            shuffle_seed=settings.seed,
-        ),
-        eval_segments=segments.make_segments(
-            strategy,
-            dataset.eval,
-            eval_plans,
-            functools.partial(
-                step.make_eval_steps,
-                strategy,
-                model,
-                weights=update.evaluated_variables,
-            ),
-        ),
-    )
-
-
-def build(settings, strategy, dataset, steps_per_epoch):
-    """Returns (model, updates.Update) of resolved `settings`, mirrored."""
-    keras.utils.set_random_seed(settings.seed)
-    with strategy.scope():
-        model = models.build(
-            settings.model,
-            dataset.train.images.shape[1:],
-            dataset.num_classes,
-            settings.precision,
-        )
-        learning_rate = schedules.make_schedule(
-            settings.schedule,
-            settings.learning_rate,
-            num_steps=settings.epochs * steps_per_epoch,
-            warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
-        )
-        optimizer = updates.make_optimizer(
-            settings.optimizer,
-            learning_rate,
-            settings.momentum,
-            settings.weight_decay,
-            settings.clip_norm,
-        )
-        update = updates.Update(
-            optimizer,
-            model,
-            ema_decay=settings.ema_decay,
-            scales_loss=settings.precision == "float16",
-        )
-    if settings.batch_norm == "sync":
-        sync_batch_norm.synchronize(model)
-    return model, update
 
 
 def first_lines(job):

@@ -1,0 +1,140 @@
+"""Everything that a run trains with, from its settings.
+
+job = prepare(config.TrainConfig(gpus=2))
+job.train_segments[0].run(10, step.zero_totals())
+"""
+
+import dataclasses
+import functools
+
+import keras
+
+from tfmirror import config, models
+from tfmirror.data import datasets
+from tfmirror.parallel import (
+    devices,
+    microbatches,
+    segments,
+    step,
+    sync_batch_norm,
+    updates,
+)
+from tfmirror.training import schedules
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Everything that a run trains with, built and not yet traced."""
+
+    settings: config.TrainConfig  # resolved
+    devices: devices.Devices
+    dataset: datasets.ImageDataset
+    strategy: object  # tf.distribute.MirroredStrategy
+    model: keras.Model
+    update: updates.Update
+    train_segments: list[segments.Segment]
+    eval_segments: list[segments.Segment]
+
+    @property
+    def variables(self):
+        """All variables by name: the model's, the optimizer's, and those beside."""
+        return {v.path: v for v in [*self.model.variables, *self.update.variables]}
+
+
+def prepare(settings):
+    """Returns the Job of checked `settings`: devices, data, model and steps.
+
+    Raises:
+      InputError: what is asked for doesn't fit the machine or the data.
+    """
+    chosen = devices.choose(settings.gpus, settings.device_type)
+    settings = config.resolve(settings, chosen.num_replicas)
+    explicit = config.parse_shares(settings.microbatches_per_replica)
+    shares = microbatches.share_out(
+        chosen.num_replicas, settings.microbatches, explicit
+    )
+    dataset = datasets.load(
+        settings.dataset,
+        settings.data_dir,
+        settings.limit_train_examples,
+        settings.limit_eval_examples,
+    )
+    if settings.deterministic:
+        devices.use_deterministic_operations()
+    return assemble(settings, chosen, dataset, shares)
+
+
+def assemble(settings, chosen, dataset, shares):
+    """Returns the Job of resolved `settings` on chosen devices with loaded data."""
+    train_plans = plan(settings, shares, dataset.train)
+    eval_plans = plan(settings, shares, dataset.eval)
+    is_sync = settings.batch_norm == "sync"
+    if is_sync:
+        sync_batch_norm.check_plans(train_plans)
+    strategy = devices.make_strategy(chosen)
+    steps_per_epoch = sum(plan.num_batches for plan in train_plans)
+    model, update = build(settings, strategy, dataset, steps_per_epoch)
+    make_train = functools.partial(
+        step.make_train_steps, strategy, model, update, replicas_talk=is_sync
+    )
+    make_eval = functools.partial(
+        step.make_eval_steps, strategy, model, weights=update.evaluated_variables
+    )
+    return Job(
+        settings,
+        chosen,
+        dataset,
+        strategy,
+        model,
+        update,
+        train_segments=segments.make_segments(
+            strategy, dataset.train, train_plans, make_train, settings.seed
+        ),
+        eval_segments=segments.make_segments(
+            strategy, dataset.eval, eval_plans, make_eval
+        ),
+    )
+
+
+def plan(settings, shares, examples):
+    """Returns the BatchPlans of a pass over `examples`."""
+    return microbatches.plan_epoch(
+        len(examples),
+        settings.global_batch_size,
+        shares,
+        in_fixed_tree=settings.microbatches > 0,
+    )
+
+
+def build(settings, strategy, dataset, steps_per_epoch):
+    """Returns (model, updates.Update) of resolved `settings`, mirrored."""
+    keras.utils.set_random_seed(settings.seed)
+    with strategy.scope():
+        model = models.build(
+            settings.model,
+            dataset.train.images.shape[1:],
+            dataset.num_classes,
+            settings.precision,
+        )
+        learning_rate = schedules.make_schedule(
+            settings.schedule,
+            settings.learning_rate,
+            num_steps=settings.epochs * steps_per_epoch,
+            warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
+        )
+        optimizer = updates.make_optimizer(
+            settings.optimizer,
+            learning_rate,
+            settings.momentum,
+            settings.weight_decay,
+            settings.clip_norm,
+        )
+        update = updates.Update(
+            optimizer,
+            model,
+            ema_decay=settings.ema_decay,
+            scales_loss=settings.precision == "float16",
+        )
+    if settings.batch_norm == "sync":
+        sync_batch_norm.synchronize(model)
+    return model, update
