@@ -270,31 +270,52 @@ def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
     )
 
 
-def dropout_masks(model, step_number, microbatch, num_examples=64):
+def dropout_masks(model, draw, num_examples=64):
     """Returns which of the ones a Dropout model leaves, [b, 12] bool."""
     seeds = [v.value for v in model.non_trainable_variables]
-    state = [
-        contribution.seeds_of_microbatch(s, step_number, microbatch) for s in seeds
-    ]
+    state = [contribution.seeds_of_microbatch(seed, draw) for seed in seeds]
     ones = tf.ones((num_examples, 12))
     return model.stateless_call([], state, ones, training=True)[0].numpy() > 0
 
 
-def test_dropout_differs_between_microbatches_steps_and_calls_of_one_layer():
+def test_dropout_differs_between_microbatches_and_calls_of_one_layer():
     """Masks of independent fair coins agree in half of their places."""
+    half = pytest.approx(0.5, abs=0.07)
     dropout = keras.layers.Dropout(0.5, seed=1)
     once = keras.Sequential([keras.Input((12,)), dropout])
-    first = dropout_masks(once, 0, 0)
-    np.testing.assert_array_equal(first, dropout_masks(once, 0, 0))
-    for other in ((0, 1), (1, 0), (1, 1), (0, 2)):
-        assert (first == dropout_masks(once, *other)).mean() == pytest.approx(
-            0.5, abs=0.07
-        )
+    first = dropout_masks(once, 0)
+    np.testing.assert_array_equal(first, dropout_masks(once, 0))
+    for other in (1, 2, 8, 1000):
+        assert (first == dropout_masks(once, other)).mean() == half
     inputs = keras.Input((12,))
     twice = keras.Model(inputs, dropout(inputs) + 2 * dropout(inputs))
-    state = [contribution.seeds_of_microbatch(dropout.seed_generator.state.value, 0, 0)]
+    seed = dropout.seed_generator.state.value
+    state = [contribution.seeds_of_microbatch(seed, 0)]
     both = twice.stateless_call([], state, tf.ones((64, 12)), training=True)[0].numpy()
     a, b = both % 4 == 2, both >= 4  # each kept one is 2, the second times 2
-    assert (a == b).mean() == pytest.approx(0.5, abs=0.07)
+    assert (a == b).mean() == half
     # The second draw in one microbatch is not the first draw of the next.
-    assert (b == dropout_masks(once, 0, 1)).mean() == pytest.approx(0.5, abs=0.07)
+    assert (b == dropout_masks(once, 1)).mean() == half
+
+
+def test_every_microbatch_of_every_step_draws_anew():
+    """With all inputs alike, what dropout leaves shows whether a mask came twice."""
+    strategy = make_strategy(2)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((4, 4, 1)),
+                keras.layers.Flatten(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(10, use_bias=False),
+            ]
+        )
+    update = build_update(strategy, model, learning_rate=1e-9)  # weights stay
+    white = make_examples(8, shape=(4, 4, 1))
+    white = type(white)(np.full_like(white.images, 255), np.zeros_like(white.labels))
+    losses = [
+        float(train(strategy, model, update, white, part_sizes).loss_sum)
+        for part_sizes in ((1, 0), (0, 1), (1, 0), (0, 1))
+    ]
+    assert len(set(losses)) == 4

@@ -62,39 +62,33 @@ def check_state(model):
             )
 
 
-def seeds_of_microbatch(seed, step, microbatch):
+def seeds_of_microbatch(seed, draw):
     """Returns a layer's random seed for one microbatch of one step, [2] int64.
 
     Dropout draws a mask of its own from it, the same on whichever replica.
 
     Args:
       seed: [2] integers, drawn once for the layer.
-      step, microbatch: scalar integers.
+      draw: scalar integer, the microbatch's number counted over all steps.
     """
     fold_in = tf.random.experimental.stateless_fold_in
-    folded = fold_in(
-        fold_in(tf.cast(seed, tf.int32), tf.cast(step, tf.int32)), microbatch
-    )
+    folded = fold_in(tf.cast(seed, tf.int32), tf.cast(draw, tf.int32))
     # Once more, since a layer counts the second number up when it draws again, and must
     # not arrive at the next microbatch's.
     return tf.cast(fold_in(folded, 0), tf.int64)
 
 
-def state_of_microbatch(model, step, microbatch):
-    """Returns a value for each of model.non_trainable_variables. Replica context."""
+def state_of_microbatch(model, state, draw):
+    """Returns `state` with every layer's seed replaced by one of this microbatch."""
     return [
         value
         if is_averaged(variable)
-        else tf.cast(seeds_of_microbatch(value, step, microbatch), value.dtype)
-        for variable, value in zip(
-            model.non_trainable_variables,
-            local_values(model.non_trainable_variables),
-            strict=True,
-        )
+        else tf.cast(seeds_of_microbatch(value, draw), value.dtype)
+        for variable, value in zip(model.non_trainable_variables, state, strict=True)
     ]
 
 
-def microbatch_sums(model, weights, state, images, labels, loss_scale=1.0):
+def microbatch_sums(model, weights, state, images, labels, draw=0, loss_scale=1.0):
     """Returns the Sums of a microbatch, as a pure function: nothing is changed.
 
     Keras' own Loss objects divide by the number of replicas; this sums, so that
@@ -102,9 +96,10 @@ def microbatch_sums(model, weights, state, images, labels, loss_scale=1.0):
     found.
 
     Args:
-      weights, state: values for model.trainable_variables and .non_trainable_variables.
+      weights, state: values of model.trainable_variables and .non_trainable_variables.
       images: [b, H, W, C] uint8, with b known when traced.
       labels: [b] int32 in [0, K).
+      draw: scalar integer that random layers draw from, see `seeds_of_microbatch`.
       loss_scale: what the loss is multiplied by before gradients are taken; they keep
         it. Against underflow in float16.
     """
@@ -115,6 +110,7 @@ def microbatch_sums(model, weights, state, images, labels, loss_scale=1.0):
             tf.zeros_like(s) for s, keep in zip(state, averaged, strict=True) if keep
         ]
         return Sums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
+    state = state_of_microbatch(model, state, draw)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
         logits, new_state = model.stateless_call(
@@ -151,6 +147,10 @@ def inference_sums(model, weights, state, images, labels):
     )
 
 
+# Of draw and loss scale, which training hands to what `one_call` returns.
+TRAINING_SPECS = (tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float32))
+
+
 def one_call(function, model, sizes, *more):
     """Returns `function` of a microbatch, traced once a size, as one call in the graph.
 
@@ -183,6 +183,7 @@ def one_call(function, model, sizes, *more):
     }
 
     def microbatch(weights, state, images, labels, *more):
-        return of_size[images.shape[0]](weights, state, images, labels, *more)
+        values = map(tf.convert_to_tensor, more)
+        return of_size[images.shape[0]](weights, state, images, labels, *values)
 
     return microbatch

@@ -152,8 +152,8 @@ def _make_replica_view(strategy, model, plan):
     def replica_view(images, labels):
         ((k, examples),) = step.microbatches_of_replica(plan, images, labels).items()
         weights = contribution.local_values(model.trainable_variables)
-        state = contribution.state_of_microbatch(model, 0, k)
-        local = contribution.microbatch_sums(model, weights, state, *examples)
+        state = contribution.local_values(model.non_trainable_variables)
+        local = contribution.microbatch_sums(model, weights, state, *examples, k)
         total = step.total_sums(plan, {k: local}, like=local)
         return {
             "logits": contribution.inference_logits(model, weights, state, examples[0]),

@@ -88,10 +88,11 @@ def sums_of_microbatches(plan, images, labels, sums):
       sums: function of (k, images, labels).
     """
     sums_of, last = {}, []
-    for k, examples in microbatches_of_replica(plan, images, labels).items():
-        with tf.control_dependencies(last):
-            sums_of[k] = sums(k, *examples)
-        last = tf.nest.flatten(sums_of[k])
+    for k, (x, y) in microbatches_of_replica(plan, images, labels).items():
+        with tf.control_dependencies(last):  # on one output: all come at once
+            x = tf.identity(x)
+        sums_of[k] = sums(k, x, y)
+        last = tf.nest.flatten(sums_of[k])[:1]
     return sums_of
 
 
@@ -107,11 +108,13 @@ def replica_train_step(model, update, plan, microbatch, images, labels):
       images, labels: this replica's part.
     """
     weights = contribution.local_values(model.trainable_variables)
-    step, loss_scale = update.step(), update.loss_scale()
+    state = contribution.local_values(model.non_trainable_variables)
+    step, loss_scale = tf.cast(update.step(), tf.int32), update.loss_scale()
 
     def sums(k, images, labels):
-        state = contribution.state_of_microbatch(model, step, k)
-        return microbatch(weights, state, images, labels, loss_scale)
+        # Never a constant, for each of which TensorFlow would compile a copy.
+        draw = step * plan.num_microbatches + k
+        return microbatch(weights, state, images, labels, draw, loss_scale)
 
     sums_of = sums_of_microbatches(plan, images, labels, sums)
     averaged = contribution.averaged_state(model)
@@ -154,8 +157,9 @@ def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
     contribution.check_state(model)
     microbatch = functools.partial(contribution.microbatch_sums, model)
     if not replicas_talk:
-        loss_scale = tf.TensorSpec([], tf.float32)
-        microbatch = contribution.one_call(microbatch, model, plan.sizes, loss_scale)
+        microbatch = contribution.one_call(
+            microbatch, model, plan.sizes, *contribution.TRAINING_SPECS
+        )
 
     def replica_step(images, labels):
         total = replica_train_step(model, update, plan, microbatch, images, labels)

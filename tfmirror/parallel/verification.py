@@ -148,7 +148,7 @@ def _look(strategy, model, plan, examples):
         functools.partial(contribution.microbatch_sums, model),
         model,
         plan.sizes,
-        tf.TensorSpec([], tf.float32),
+        *contribution.TRAINING_SPECS,
     )
     seeds = [
         v for v in model.non_trainable_variables if not contribution.is_averaged(v)
@@ -156,14 +156,12 @@ def _look(strategy, model, plan, examples):
 
     def replica_look(images, labels):
         weights = contribution.local_values(model.trainable_variables)
+        state = contribution.local_values(model.non_trainable_variables)
         logits, masks, sums_of = [tf.zeros([0, 10])], [tf.zeros([0, 8])], {}
         for k, own in step.microbatches_of_replica(plan, images, labels).items():
-            state = contribution.state_of_microbatch(model, 0, k)
-            sums_of[k] = microbatch(weights, state, *own, tf.ones([]))
+            sums_of[k] = microbatch(weights, state, *own, k, 1.0)
             logits.append(contribution.inference_logits(model, weights, state, own[0]))
-            drawn = [
-                contribution.seeds_of_microbatch(seed.value, 0, k) for seed in seeds
-            ]
+            drawn = [contribution.seeds_of_microbatch(seed.value, k) for seed in seeds]
             masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
         total = step.total_sums(plan, sums_of, like=next(iter(sums_of.values())))
         gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
