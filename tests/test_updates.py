@@ -140,16 +140,13 @@ class PoisonGradient(keras.layers.Layer):
         return identity(x)
 
 
-@pytest.mark.parametrize("shares", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
-def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeypatch):
-    """Batch 1 of 3 has the poison, in its third microbatch of four only."""
-    monkeypatch.setattr(updates, "INITIAL_LOSS_SCALE", 64.0)  # no other overflow
-    strategy = make_strategy(len(shares))
+def build_poisoned(strategy):
+    """Returns a float16 model whose gradient PoisonGradient can make infinite."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
     try:
         with strategy.scope():
-            model = keras.Sequential(
+            return keras.Sequential(
                 [
                     keras.Input((4, 4, 1)),
                     keras.layers.Conv2D(2, 1, name="first"),
@@ -161,6 +158,14 @@ def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeyp
             )
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("shares", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
+def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeypatch):
+    """Batch 1 of 3 has the poison, in its third microbatch of four only."""
+    monkeypatch.setattr(updates, "INITIAL_LOSS_SCALE", 64.0)  # no other overflow
+    strategy = make_strategy(len(shares))
+    model = build_poisoned(strategy)
     # The poison sits behind the convolution: let that be the identity on channel 0.
     model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
     update = build_update(

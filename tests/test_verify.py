@@ -90,7 +90,10 @@ def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
     assert "FAILS: differs by" in out and "n/a: cnn has no dropout" in out
 
 
-@pytest.mark.parametrize("argv", [["--gpus=1"], ["--gpus=9"], ["--model=vgg"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["--gpus=1"], ["--gpus=9"], ["--model=vgg"], ["--json_file=/no/such/x.json"]],
+)
 def test_wrong_flags_are_one_line(capsys, argv):
     assert call(*argv) == 2
     out, err = capsys.readouterr()

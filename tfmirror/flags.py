@@ -32,7 +32,8 @@ HELP = {
     },
     "Devices": {
         "gpus": "number of replicas, one a GPU; 0: all GPUs there are. Without any "
-        f"GPU, logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0",
+        f"GPU, logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0 "
+        f"({config.MOST_REPLICAS_TO_VERIFY} to verify)",
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
     },

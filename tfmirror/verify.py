@@ -7,7 +7,6 @@ Each cell says whether so many replicas gave the same bits as one, or by how muc
 largest entry differs. Exit code 4 if a claim does not hold.
 """
 
-import json
 import pathlib
 
 from tfmirror import command, config
@@ -18,14 +17,18 @@ MOST = config.MOST_REPLICAS_TO_VERIFY
 def main(settings):
     """Prints the table; raises ClaimFailedError if a claim does not hold."""
     from tfmirror.parallel import devices, verification
+    from tfmirror.training import writers
 
+    check_json_file(settings.json_file)
     num_gpus = settings.gpus or devices.count_gpus(settings.device_type)
     num_gpus = min(num_gpus or MOST, MOST)
     chosen = devices.choose(num_gpus, settings.device_type)
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
     outcomes = verify(settings, replica_counts(num_gpus), verification)
     print_table(outcomes, verification.CLAIMS)
-    write_json(settings.json_file, outcomes, verification.CLAIMS)
+    if settings.json_file:
+        path = pathlib.Path(settings.json_file).expanduser()
+        writers.write_json(path, table_rows(outcomes, verification.CLAIMS))
     failed = [
         f"{claim} on {n} replicas {outcome.text}"
         for n, of_n in outcomes.items()
@@ -77,11 +80,15 @@ def verify(settings, counts, verification):
     return outcomes
 
 
-def write_json(path, outcomes, claims):
-    """Writes the table as JSON to `path`, if there is one."""
-    if not path:
-        return
-    rows = [
+def check_json_file(path):
+    """Raises InputError, before a minute is spent, if the file has no folder."""
+    folder = pathlib.Path(path).expanduser().parent
+    config.require(folder.is_dir(), "json_file", path, "in a folder that is there")
+
+
+def table_rows(outcomes, claims):
+    """Returns the table as plain values for JSON."""
+    return [
         {
             "claim": claim,
             "tolerance": tolerance,
@@ -92,8 +99,6 @@ def write_json(path, outcomes, claims):
         }
         for claim, tolerance in claims.items()
     ]
-    content = json.dumps(rows, indent=2) + "\n"
-    pathlib.Path(path).expanduser().write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":
