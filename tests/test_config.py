@@ -1,5 +1,7 @@
 """Settings: what is refused, and what the recipes fill in."""
 
+import dataclasses
+
 import pytest
 
 from tfmirror import config, models
@@ -32,6 +34,8 @@ from tfmirror import config, models
             "optimizer must be one of sgd, adam, adamw: got 'lamb'",
         ),
         ({"schedule": "linear"}, "schedule must be one of constant, cosine, one_cycle"),
+        ({"init": "zeros"}, "init must be one of normal, he, glorot: got 'zeros'"),
+        ({"lr_scaling": "log"}, "lr_scaling must be one of none, linear, sqrt"),
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\) \(0: none\): got 1.0"),
         ({"ema_decay": -0.1}, "ema_decay must be in"),
@@ -71,7 +75,9 @@ def test_defaults_are_right():
         ({"global_batch_size": 10}, 4, (10, 3, 0.3, 30)),
         ({"learning_rate": 0.1, "epochs": 2}, 2, (128, 64, 0.1, 2)),
         ({"optimizer": "adam"}, 2, (128, 64, 0.001, 30)),
+        ({"optimizer": "adam", "model": "resnet18"}, 2, (512, 256, 0.001, 30)),
         ({"model": "resnet18", "dataset": "mnist"}, 2, (512, 256, 0.2, 10)),
+        ({"model": "resnet18", "learning_rate": 0.1}, 2, (512, 256, 0.1, 30)),
     ],
 )
 def test_resolve_leaves_no_setting_open(given, num_replicas, expected):
@@ -79,10 +85,39 @@ def test_resolve_leaves_no_setting_open(given, num_replicas, expected):
     assert expected == (
         resolved.global_batch_size,
         resolved.per_replica_batch_size,
-        resolved.learning_rate,
+        config.scaled_learning_rate(resolved),
         resolved.epochs,
     )
     assert resolved.gpus == num_replicas
+    assert None not in dataclasses.asdict(resolved).values()
+    assert config.resolve(resolved, num_replicas) == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"lr_scaling": "linear"}, 0.3 * 4),
+        ({"lr_scaling": "sqrt"}, 0.3 * 2),
+        ({"lr_scaling": "none"}, 0.3),
+        ({"lr_scaling": "linear", "learning_rate": 0.5}, 0.5 * 4),
+        ({"model": "resnet18"}, 0.1),  # its own batch is 256 examples
+        ({"model": "resnet18", "lr_scaling": "sqrt", "learning_rate": 1.0}, 1.0),
+    ],
+)
+def test_the_learning_rate_follows_the_global_batch_and_not_the_replicas(
+    given, expected
+):
+    for num_replicas in (1, 2, 8):
+        settings = config.TrainConfig(global_batch_size=256, **given)
+        resolved = config.resolve(settings, num_replicas)
+        assert config.scaled_learning_rate(resolved) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("preset", config.PRESETS)
+def test_presets_are_right_settings(preset):
+    settings = config.TrainConfig(**config.TrainConfig.PRESETS[preset])
+    config.check(settings)
+    assert settings != config.TrainConfig()
 
 
 def test_fewer_examples_than_replicas_or_microbatches_in_a_batch_are_refused():

@@ -62,6 +62,13 @@ def test_digits_stay_the_same_for_ever():
     assert digest.startswith("8ff4975007fbe4c3")
 
 
+def test_random_is_the_same_each_time_and_in_the_unit_range():
+    first, second = datasets.load("random"), datasets.load("random")
+    np.testing.assert_array_equal(first.train.images, second.train.images)
+    assert first.train.images.shape == (1024, 28, 28, 1)
+    assert first.train.images.min() == 0 and first.train.images.max() == 254
+
+
 def test_synthetic_is_the_same_each_time_and_can_be_learned():
     first, second = datasets.load("synthetic"), datasets.load("synthetic")
     np.testing.assert_array_equal(first.train.images, second.train.images)

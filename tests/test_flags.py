@@ -17,10 +17,10 @@ def test_without_arguments_the_settings_are_the_defaults(settings_class):
 @pytest.mark.parametrize("settings_class", CLASSES)
 def test_every_setting_has_its_help_with_its_default(settings_class):
     text = flags.help_text(settings_class, "Synopsis.")
-    for field in dataclasses.fields(settings_class):
+    for field in flags.flag_fields(settings_class):
         assert text.count(f"--{field.name}=<") + text.count(f"--{field.name}\n") == 1
     known = {name for texts in flags.HELP.values() for name in texts}
-    fields = {f.name for c in CLASSES for f in dataclasses.fields(c)}
+    fields = {f.name for c in CLASSES for f in flags.flag_fields(c)}
     assert known == fields
 
 
@@ -62,7 +62,7 @@ def test_help_is_grouped_and_says_what_0_means(argument):
     with pytest.raises(flags.HelpRequested) as request:
         flags.parse(["--gpus=-1", argument], config.TrainConfig, "What it does.\n")
     text = str(request.value)
-    assert text.startswith("What it does.\n\nModel:\n  --model=<str>\n")
+    assert text.startswith("What it does.\n\nModel:\n  --preset=<str>\n")
     assert (
         "Devices:\n  --gpus=<int>\n      number of replicas, one a GPU; 0: all" in text
     )
@@ -79,3 +79,32 @@ def test_an_experiments_own_field_brings_its_help():
         flags.help_text(Own, "")
     )
     assert flags.parse(["--repeats=4"], Own) == Own(4)
+
+
+def test_flags_beside_a_preset_win():
+    settings = flags.parse(
+        ["--preset=accurate", "--momentum=0", "--gpus=4"], config.TrainConfig
+    )
+    preset = config.TrainConfig.PRESETS["accurate"]
+    assert preset["momentum"] == 0.9
+    assert settings == config.TrainConfig(**preset | {"momentum": 0.0, "gpus": 4})
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(config.InputError, match="preset must be one of .*accurate"):
+        flags.parse(["--preset=best"], config.TrainConfig)
+    with pytest.raises(config.InputError, match="Unknown command line flag 'preset'"):
+        flags.parse(["--preset=accurate"], config.InspectConfig)
+
+
+def test_a_field_may_take_the_arguments_that_are_no_flags():
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        folders: tuple[str, ...] = dataclasses.field(
+            default=(), metadata={"arguments": "FOLDER..."}
+        )
+        repeats: int = dataclasses.field(default=2, metadata={"help": "how often"})
+
+    assert flags.parse(["a", "--repeats=4", "b c"], Own) == Own(("a", "b c"), 4)
+    assert flags.parse([], Own) == Own()
+    assert "--folders" not in flags.help_text(Own, "")

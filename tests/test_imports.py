@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = {
     "tfmirror": 0,
     "tfmirror.config": 0,
+    "tfmirror.recipes": 0,
     "tfmirror.metrics": 0,
     "tfmirror.data": 1,
     "tfmirror.models": 2,

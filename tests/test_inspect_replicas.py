@@ -95,3 +95,16 @@ def test_layer_and_channel_choose_what_is_shown(
     )
     assert report["variable"] == variable and np.shape(report["weights"]) == shape
     show(capsys, f"--layer={layer}", f"--channel={channel}", "--num_examples=1")
+
+
+def test_resnet18_shows_four_random_observations_of_the_second_chapter(capsys):
+    report = json.loads(show(capsys, "--model=resnet18", "--json"))
+    assert np.shape(report["logits"]) == (2, 2, 10)
+    assert report["variable"] == "stem_conv/kernel"
+    weights = np.array(report["weights"])
+    assert weights.shape == (2, 3, 3, 1) and (weights[0] == weights[1]).all()
+    assert 0 < np.abs(weights).max() < 0.05
+    text = show(capsys, "--model=resnet18")
+    assert "e-07" in text  # logits are tiny before training
+    assert "Batch norm takes its statistics" in text
+    assert "Batch norm" not in show(capsys)

@@ -1,6 +1,7 @@
 """The models are what the chapters build."""
 
 import keras
+import numpy as np
 import pytest
 
 from tfmirror import config, models
@@ -47,6 +48,42 @@ def test_resnet18_starts_from_small_normal_weights():
     for kernel in kernels[1:-1]:
         assert kernel.std() == pytest.approx(0.01, rel=0.05)
         assert abs(kernel.mean()) < 5 * 0.01 / kernel.size**0.5
+
+
+def kernels_of(model):
+    """Returns the values of all kernels."""
+    variables = model.trainable_variables
+    return [v.numpy() for v in variables if v.path.endswith("kernel")]
+
+
+@pytest.mark.parametrize("name", models.BUILDERS)
+@pytest.mark.parametrize(
+    ("init", "deviation"),
+    [
+        ("normal", lambda fan_in, fan_out: 0.01),
+        ("he", lambda fan_in, fan_out: (2 / fan_in) ** 0.5),
+        ("glorot", lambda fan_in, fan_out: (2 / (fan_in + fan_out)) ** 0.5),
+    ],
+)
+def test_kernels_have_the_deviation_of_their_initializer(name, init, deviation):
+    keras.utils.set_random_seed(0)
+    kernels = kernels_of(models.build(name, (28, 28, 1), 10, init=init))
+    for kernel in kernels:
+        receptive_field = np.prod(kernel.shape[:-2])
+        fans = receptive_field * np.array(kernel.shape[-2:])
+        tolerance = 0.05 + 2 / kernel.size**0.5
+        assert kernel.std() == pytest.approx(deviation(*fans), rel=tolerance)
+    assert len({kernel.ravel()[0] for kernel in kernels}) == len(kernels)
+
+
+def test_each_model_starts_as_its_chapter_does():
+    for name, init in (("cnn", "glorot"), ("resnet18", "normal")):
+        keras.utils.set_random_seed(0)
+        own = kernels_of(models.build(name, (28, 28, 1), 10))
+        keras.utils.set_random_seed(0)
+        named = kernels_of(models.build(name, (28, 28, 1), 10, init=init))
+        for one, other in zip(own, named, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])

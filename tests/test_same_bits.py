@@ -7,7 +7,7 @@ import pytest
 from helpers import build_update, make_strategy
 
 from tfmirror import metrics
-from tfmirror.data import datasets
+from tfmirror.data import augmentation, datasets
 from tfmirror.parallel import microbatches, segments, step
 from tfmirror.training import loop, schedules
 
@@ -61,7 +61,13 @@ def run(shares, *, policy="float32", in_fixed_tree=True):
         microbatches.plan_epoch(len(examples), 32, shares, in_fixed_tree)
         for examples in (digits.train, digits.eval)
     )
-    make_train = functools.partial(step.make_train_steps, strategy, model, update)
+    make_train = functools.partial(
+        step.make_train_steps,
+        strategy,
+        model,
+        update,
+        augment=augmentation.make_augment(flips=True, seed=0),
+    )
     make_eval = functools.partial(
         step.make_eval_steps, strategy, model, weights=update.evaluated_variables
     )

@@ -9,6 +9,15 @@ Every field is also a flag of the same name (`tfmirror.flags`).
 
 import dataclasses
 import math
+import typing
+
+from tfmirror.recipes import (
+    ADAM_LEARNING_RATE,
+    EPOCHS_OF_SMALL_DATASETS,
+    LR_SCALINGS,
+    PRESETS,
+    RECIPES,
+)
 
 DEVICE_TYPES = ("auto", "cpu", "gpu")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -16,6 +25,7 @@ SCHEDULES = ("constant", "cosine", "one_cycle")
 PRECISIONS = ("float32", "bfloat16", "float16")
 BATCH_NORMS = ("microbatch", "sync")
 ON_DRIFT = ("stop", "resync")
+INITS = ("normal", "he", "glorot")
 
 # Logical CPU devices that stand in for GPUs if no number is asked for: as many as both
 # chapters have.
@@ -42,34 +52,13 @@ class TrainingStoppedError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
-    """What a model is trained with unless a flag says otherwise."""
-
-    per_replica_batch_size: int  # examples
-    learning_rate: float  # of sgd
-    epochs: int
-    rate_grows_with_replicas: bool = False  # times the number of replicas
-
-
-# Batch, rate and epochs of the chapters "Training on multiple GPUs with gluon" (The
-# Straight Dope): 64 a device, 0.3 for one device and for two, 5 epochs; and "Concise
-# implementation for multiple GPUs" (Dive into Deep Learning): 256 a device, 0.1 for one
-# and 0.2 for two, 10 epochs.
-RECIPES = {
-    "cnn": Recipe(per_replica_batch_size=64, learning_rate=0.3, epochs=5),
-    "resnet18": Recipe(256, 0.1, 10, rate_grows_with_replicas=True),
-}
-
-# A set this small needs more passes for the same number of steps (BUILD_NOTES.md).
-EPOCHS_OF_SMALL_DATASETS = {"digits": 30}
-
-# Kingma and Ba, Adam (2015), algorithm 1; Keras' default as well.
-ADAM_LEARNING_RATE = 0.001
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """All settings of one training run. None: taken from the model's recipe."""
+    """All settings of one training run. None: taken from the model's recipe.
+
+    `TrainConfig(**TrainConfig.PRESETS["accurate"], gpus=2)` starts from a preset.
+    """
+
+    PRESETS: typing.ClassVar = PRESETS
 
     model: str = "cnn"
     dataset: str = "digits"
@@ -78,15 +67,14 @@ class TrainConfig:
     limit_eval_examples: int = 0  # 0: all
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"
-    microbatches: int = (
-        0  # in a global batch; 0: one a replica, in the strategy's order
-    )
+    microbatches: int = 0  # in a global batch; 0: one a replica, as the strategy adds
     microbatches_per_replica: str = ""  # such as "5,3"; empty: as even as can be
     global_batch_size: int | None = None  # examples a step over all replicas
     per_replica_batch_size: int | None = None  # examples a step on each replica
     epochs: int | None = None
     optimizer: str = "sgd"
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # before lr_scaling
+    lr_scaling: str | None = None
     momentum: float = 0.0  # of sgd
     weight_decay: float = 0.0  # decoupled; 0: none
     clip_norm: float = 0.0  # global norm of the gradient; 0: not clipped
@@ -95,6 +83,8 @@ class TrainConfig:
     ema_decay: float = 0.0  # 0: no moving average of the weights
     precision: str = "float32"
     batch_norm: str = "microbatch"
+    init: str | None = None
+    augment: bool = False
     seed: int = 0
     deterministic: bool = False
     steps_per_loop: int = 0  # 0: chosen so that a loop takes about half a second
@@ -110,8 +100,8 @@ def require(is_met, name, got, expected):
 
 
 def require_one_of(allowed, name, got):
-    """Raises InputError unless `got` is among `allowed`."""
-    require(got in allowed, name, got, f"one of {', '.join(allowed)}")
+    """Raises InputError unless `got` is among `allowed`; None is not worth a word."""
+    require(got in allowed, name, got, f"one of {', '.join(filter(None, allowed))}")
 
 
 def check(settings):
@@ -140,6 +130,7 @@ def check(settings):
     parse_shares(settings.microbatches_per_replica)
     _check_optimizer_settings(settings)
     require_one_of(PRECISIONS, "precision", settings.precision)
+    require_one_of((None, *INITS), "init", settings.init)
     require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
     require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
     if settings.batch_norm == "sync" and (
@@ -155,6 +146,7 @@ def _check_optimizer_settings(settings):
     """Raises InputError at the first setting of the optimizer that is wrong."""
     require_one_of(OPTIMIZERS, "optimizer", settings.optimizer)
     require_one_of(SCHEDULES, "schedule", settings.schedule)
+    require_one_of((None, *LR_SCALINGS), "lr_scaling", settings.lr_scaling)
     rate = settings.learning_rate
     is_rate = rate is None or (math.isfinite(rate) and rate > 0)
     require(is_rate, "learning_rate", rate, "a finite number above 0")
@@ -224,10 +216,12 @@ def resolve(settings, num_replicas):
                 f"global_batch_size must be at least the number of {what}: got "
                 f"{global_batch_size} for {needed} {what}"
             )
-    rate = ADAM_LEARNING_RATE
-    if settings.optimizer == "sgd":
-        factor = num_replicas if recipe.rate_grows_with_replicas else 1
-        rate = recipe.learning_rate * factor
+    is_sgd = settings.optimizer == "sgd"
+    # The recipe's own rate follows the global batch as the recipe says; a rate that was
+    # given is taken as it is, unless a scaling is given too.
+    own_scaling = recipe.lr_scaling if is_sgd else "none"
+    lr_scaling = "none" if settings.learning_rate else own_scaling
+    rate = recipe.learning_rate if is_sgd else ADAM_LEARNING_RATE
     recipe_epochs = EPOCHS_OF_SMALL_DATASETS.get(settings.dataset, recipe.epochs)
     return dataclasses.replace(
         settings,
@@ -236,8 +230,26 @@ def resolve(settings, num_replicas):
         global_batch_size=global_batch_size,
         per_replica_batch_size=math.ceil(global_batch_size / num_replicas),
         learning_rate=settings.learning_rate or rate,
+        lr_scaling=settings.lr_scaling or lr_scaling,
+        init=settings.init or recipe.init,
         epochs=settings.epochs or recipe_epochs,
     )
+
+
+def scaled_learning_rate(settings):
+    """Returns the learning rate of resolved `settings` for their global batch.
+
+    `learning_rate` is for one batch of the model's recipe; with k such batches in a
+    global batch, "linear" takes k times it and "sqrt" sqrt(k) times. How many replicas
+    share the global batch does not matter.
+    """
+    factor = settings.global_batch_size / reference_batch_size(settings)
+    return settings.learning_rate * LR_SCALINGS[settings.lr_scaling](factor)
+
+
+def reference_batch_size(settings):
+    """Returns the size of the batch that the learning rate is for, before scaling."""
+    return RECIPES[settings.model].per_replica_batch_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +257,7 @@ class InspectConfig:
     """All settings of one look into every replica."""
 
     model: str = "cnn"
-    dataset: str = "digits"
+    dataset: str | None = None
     data_dir: str = ""  # empty: not given
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"

@@ -1,6 +1,7 @@
 """Flags of the commands: one for each field of a settings class, with its default.
 
-An experiment's own fields bring their help along, as metadata={"help": ...}.
+An experiment's own fields bring their help along, as metadata={"help": ...}. A field
+with metadata={"arguments": ...} takes the arguments that are no flags.
 
     settings = parse(["--gpus=2"], config.TrainConfig)
 
@@ -14,15 +15,19 @@ import typing
 
 from absl import flags
 
-from tfmirror import config
+from tfmirror import config, recipes
 
 # Group -> flag -> what it means, its unit, and what 0 or empty means.
 HELP = {
     "Model": {
-        "model": "the model to train: " + ", ".join(sorted(config.RECIPES)),
+        "preset": "settings to start from, which flags beside it replace: "
+        + ", ".join(recipes.PRESETS)
+        + "; empty: the model's recipe",
+        "model": "the model to train: " + ", ".join(sorted(recipes.RECIPES)),
+        "init": "how kernels are drawn: normal (deviation 0.01), he or glorot",
     },
     "Data": {
-        "dataset": "digits (embedded), synthetic, or the name of a dataset in "
+        "dataset": "digits (embedded), synthetic, random, or the name of a dataset in "
         "--data_dir, in Debian's /usr/share/datasets or in tensorflow-datasets, such "
         "as mnist, fashion_mnist or cifar10",
         "data_dir": "folder with the four IDX files of the dataset, or with data that "
@@ -52,7 +57,10 @@ HELP = {
         "epochs": "passes over the training examples",
         "optimizer": ", ".join(config.OPTIMIZERS),
         "learning_rate": "step size, on the gradient of the mean loss of the global "
-        f"batch; {config.ADAM_LEARNING_RATE} for adam and adamw unless given",
+        f"batch; {recipes.ADAM_LEARNING_RATE} for adam and adamw unless given",
+        "lr_scaling": "the learning rate is for one batch of the recipe; with a global "
+        "batch k times as large take: none, the same rate; linear, k times it; sqrt, "
+        "sqrt(k) times. None for a --learning_rate of your own unless asked for",
         "momentum": "of sgd, in [0, 1); 0: none",
         "weight_decay": "what every step takes off each weight, times the learning "
         "rate; 0: none",
@@ -66,6 +74,10 @@ HELP = {
         "dynamic loss scale; weights are float32",
         "batch_norm": "microbatch: statistics over each microbatch, as on one device; "
         "sync: over the global batch",
+        "augment": "train on random crops of the padded images, and on their mirror "
+        "images where the dataset allows it ("
+        + ", ".join(sorted(recipes.DATASETS_TO_FLIP))
+        + ")",
         "seed": "decides initial weights, the order of examples and dropout",
         "deterministic": "use only operations that give the same bits each time, at "
         "some cost in speed",
@@ -90,6 +102,13 @@ HELP = {
 }
 
 
+@dataclasses.dataclass
+class _Preset:
+    """The flag of a settings class with PRESETS: other defaults, no setting itself."""
+
+    preset: str = ""
+
+
 class HelpRequested(Exception):
     """--help was given; the message is what to print."""
 
@@ -108,16 +127,42 @@ def parse(argv, settings_class, synopsis=""):
     if any(argument in ("--help", "-help", "-h") for argument in argv):
         raise HelpRequested(help_text(settings_class, synopsis))
     values = flags.FlagValues()
-    for field in dataclasses.fields(settings_class):
+    fields = flag_fields(settings_class)
+    for field in fields:
         define = _definition(field)
         define(field.name, field.default, None, flag_values=values)
     try:
         rest = values(["", *argv])[1:]
     except flags.Error as error:
         raise config.InputError(f"{error}; --help lists the flags") from error
-    if rest:
+    given = {f.name: values[f.name].value for f in fields if values[f.name].present}
+    arguments = _arguments_field(settings_class)
+    if arguments:
+        given[arguments.name] = tuple(rest)
+    elif rest:
         raise config.InputError(f"arguments must be flags: got {rest[0]!r}")
-    return settings_class(**{name: values[name].value for name in values})
+    if preset := given.pop("preset", ""):
+        config.require_one_of(settings_class.PRESETS, "preset", preset)
+        given = settings_class.PRESETS[preset] | given
+    return settings_class(**given)
+
+
+def flag_fields(settings_class):
+    """Returns the fields that are flags; those of a preset come with them."""
+    fields = [f for f in dataclasses.fields(settings_class) if not _is_arguments(f)]
+    if hasattr(settings_class, "PRESETS"):
+        fields = [*dataclasses.fields(_Preset), *fields]
+    return fields
+
+
+def _is_arguments(field):
+    """Returns whether a field takes the arguments that are no flags."""
+    return "arguments" in field.metadata
+
+
+def _arguments_field(settings_class):
+    """Returns the field that takes the arguments that are no flags; None: none does."""
+    return next(filter(_is_arguments, dataclasses.fields(settings_class)), None)
 
 
 def _value_type(field):
@@ -137,7 +182,7 @@ def _definition(field):
 
 def help_text(settings_class, synopsis):
     """Returns --help: the synopsis, then the flags in groups with their defaults."""
-    fields = {field.name: field for field in dataclasses.fields(settings_class)}
+    fields = {field.name: field for field in flag_fields(settings_class)}
     lines = [synopsis.strip(), ""]
     own_help = {
         n: f.metadata["help"] for n, f in fields.items() if "help" in f.metadata

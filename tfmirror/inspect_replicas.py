@@ -1,6 +1,7 @@
 """Shows what each replica computes, holds and receives for one small global batch.
 
 python -m tfmirror.inspect_replicas --gpus=2
+python -m tfmirror.inspect_replicas --gpus=2 --model=resnet18
 python -m tfmirror.inspect_replicas --gpus=4 --layer=conv2 --channel=3 --json
 """
 
@@ -8,7 +9,7 @@ import json
 
 import numpy as np
 
-from tfmirror import command, config
+from tfmirror import command, config, recipes
 
 
 def main(settings):
@@ -33,7 +34,8 @@ def inspect(settings):
 
     chosen = devices.choose(settings.gpus, settings.device_type)
     num_examples = settings.num_examples * chosen.num_replicas
-    dataset = datasets.load(settings.dataset, settings.data_dir)
+    name = settings.dataset or recipes.INSPECTED_DATASETS[settings.model]
+    dataset = datasets.load(name, settings.data_dir)
     if num_examples > len(dataset.train):
         raise config.InputError(
             f"num_examples must leave enough for {chosen.num_replicas} replicas: got "
@@ -99,6 +101,7 @@ def describe(view, variable, channel):
         "local_gradients": of_channel(variable.local_gradients),
         "aggregated_gradients": of_channel(variable.aggregated_gradients),
         "single_device_gradient": of_channel(variable.single_device_gradient),
+        "has_batch_statistics": view.has_batch_statistics,
         "largest_differences": {
             "weights_between_replicas": max(v.weight_drift for v in view.variables),
             "aggregated_gradients_between_replicas": max(
@@ -150,6 +153,11 @@ def format_text(report):
         "A local gradient is the replica's share of that of the mean loss over the\n"
         "global batch: the local gradients add up to the aggregated one."
     )
+    if report["has_batch_statistics"]:
+        blocks.append(
+            "Batch norm takes its statistics from each replica's own examples. So the\n"
+            "whole batch on one device has another gradient, and is no reference here."
+        )
     return "\n\n".join(blocks)
 
 
@@ -157,9 +165,11 @@ def _block(title, values):
     """Returns a title line and an array under it, without axes of length one."""
     array = np.asarray(values)
     squeezed = array if array.ndim <= 2 else array.squeeze()
-    text = np.array2string(
-        squeezed, precision=8, suppress_small=True, floatmode="fixed"
-    )
+    is_tiny = np.abs(array).max() < 1e-3  # most digits would be zeros
+    style = {"precision": 8, "suppress_small": True, "floatmode": "fixed"}
+    if is_tiny:
+        style = {"formatter": {"float": "{: .4e}".format}}
+    text = np.array2string(squeezed, **style)
     return f"== {title} ==\n{text}"
 
 

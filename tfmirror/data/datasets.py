@@ -4,9 +4,9 @@
     dataset.train.images                               # [E, H, W, C] uint8
     dataset.train.labels                               # [E] int32 in [0, K)
 
-A name is looked for in this order: embedded (`digits`) or made (`synthetic`); IDX files
-in `data_dir`; the folder of Debian's package; tensorflow-datasets, prepared in
-`data_dir` or in its usual folder, else downloaded.
+A name is looked for in this order: embedded (`digits`) or made (`synthetic`,
+`random`); IDX files in `data_dir`; the folder of Debian's package; tensorflow-datasets,
+prepared in `data_dir` or in its usual folder, else downloaded.
 """
 
 import dataclasses
@@ -29,6 +29,7 @@ DIGITS_MAX_VALUE = 16
 SYNTHETIC_SHAPE = (28, 28, 1)
 SYNTHETIC_NUM_CLASSES = 10
 SYNTHETIC_NUM_EXAMPLES = {"train": 4096, "eval": 1024}
+RANDOM_NUM_EXAMPLES = {"train": 1024, "eval": 256}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,8 @@ def _find(name, folder):
         return load_digits()
     if name == "synthetic":
         return make_synthetic()
+    if name == "random":
+        return make_random()
     for place in (folder, idx.DEBIAN_FOLDER / name.replace("_", "-")):
         if place and (files := idx.find_idx_files(place)):
             return load_idx(name, place, files)
@@ -137,6 +140,19 @@ def make_synthetic():
         noise = rng.randint(0, 128, (num_examples, *SYNTHETIC_SHAPE))
         splits[split] = ((patterns[labels] + noise).astype(np.uint8), labels)
     return from_splits("synthetic", "made", SYNTHETIC_NUM_CLASSES, splits)
+
+
+def make_random():
+    """Returns images of nothing: each pixel is uniform in [0, 1), and so are labels."""
+    rng = np.random.RandomState(0)
+    splits = {
+        split: (
+            rng.randint(0, 255, (num_examples, *SYNTHETIC_SHAPE)).astype(np.uint8),
+            rng.randint(0, SYNTHETIC_NUM_CLASSES, num_examples),
+        )
+        for split, num_examples in RANDOM_NUM_EXAMPLES.items()
+    }
+    return from_splits("random", "made", SYNTHETIC_NUM_CLASSES, splits)
 
 
 def load_idx(name, folder, files):

@@ -1,7 +1,7 @@
 """The small convolutional network of the first chapter.
 
 Two convolutions with max-pooling and two dense layers, as in "Training on multiple GPUs
-with gluon" (The Straight Dope, chapter 7), with Keras' own initial weights.
+with gluon" (The Straight Dope, chapter 7).
 """
 
 import keras
@@ -11,10 +11,13 @@ from tfmirror import config
 MIN_SIDE = 14  # 14 -> conv 12 -> pool 6 -> conv 2 -> pool 1
 
 
-def build(input_shape, num_classes):
+def build(input_shape, num_classes, initializer):
     """Returns the model: images [b, H, W, C] float32 in [0, 1] to logits [b, K].
 
     28x28x1 images and 10 classes make 129,068 parameters.
+
+    Args:
+      initializer: function that gives the Keras initializer of one layer's kernel.
 
     Raises:
       InputError: an image side below 14 pixels, of which the pools leave nothing.
@@ -25,16 +28,20 @@ def build(input_shape, num_classes):
             f"got {input_shape[0]}x{input_shape[1]}"
         )
     layers = keras.layers
+
+    def drawn():
+        return {"kernel_initializer": initializer()}
+
     return keras.Sequential(
         [
             keras.Input(input_shape, name="images"),
-            layers.Conv2D(20, 3, activation="relu", name="conv1"),
+            layers.Conv2D(20, 3, activation="relu", name="conv1", **drawn()),
             layers.MaxPooling2D(2, name="pool1"),
-            layers.Conv2D(50, 5, activation="relu", name="conv2"),
+            layers.Conv2D(50, 5, activation="relu", name="conv2", **drawn()),
             layers.MaxPooling2D(2, name="pool2"),
             layers.Flatten(name="flatten"),
-            layers.Dense(128, activation="relu", name="dense1"),
-            layers.Dense(num_classes, dtype="float32", name="logits"),
+            layers.Dense(128, activation="relu", name="dense1", **drawn()),
+            layers.Dense(num_classes, dtype="float32", name="logits", **drawn()),
         ],
         name="cnn",
     )

@@ -88,7 +88,9 @@ def state_of_microbatch(model, state, draw):
     ]
 
 
-def microbatch_sums(model, weights, state, images, labels, draw=0, loss_scale=1.0):
+def microbatch_sums(
+    model, weights, state, images, labels, draw=0, loss_scale=1.0, augment=None
+):
     """Returns the Sums of a microbatch, as a pure function: nothing is changed.
 
     Keras' own Loss objects divide by the number of replicas; this sums, so that
@@ -102,6 +104,7 @@ def microbatch_sums(model, weights, state, images, labels, draw=0, loss_scale=1.
       draw: scalar integer that random layers draw from, see `seeds_of_microbatch`.
       loss_scale: what the loss is multiplied by before gradients are taken; they keep
         it. Against underflow in float16.
+      augment: function of (images, draw) that changes images; None: none does.
     """
     averaged = [is_averaged(v) for v in model.non_trainable_variables]
     if images.shape[0] == 0:  # nothing to compute, and some layers refuse it
@@ -111,6 +114,8 @@ def microbatch_sums(model, weights, state, images, labels, draw=0, loss_scale=1.
         ]
         return Sums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
     state = state_of_microbatch(model, state, draw)
+    if augment:
+        images = augment(images, draw)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
         logits, new_state = model.stateless_call(
@@ -165,7 +170,10 @@ def one_call(function, model, sizes, *more):
       more: tf.TensorSpecs of further arguments.
     """
     traced = tf.function(
-        function, autograph=False, experimental_attributes={"_noinline": True}
+        # Without the names of what a functools.partial has bound.
+        lambda *arguments: function(*arguments),
+        autograph=False,
+        experimental_attributes={"_noinline": True},
     )
     weights, state = (
         [tf.TensorSpec(v.shape, v.dtype) for v in variables]

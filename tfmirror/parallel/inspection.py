@@ -61,6 +61,9 @@ class ReplicaView:
     logits: tuple[np.ndarray, ...]  # [b, K] of each replica
     mean_loss: float  # over the global batch, nats
     variables: tuple[VariableView, ...]
+    # Of batch norm: statistics of each replica's own examples, so that the gradient of
+    # the whole batch on one device is another one.
+    has_batch_statistics: bool
 
     def variable(self, path):
         """Returns the VariableView of the variable whose path ends in `path`.
@@ -138,6 +141,7 @@ def inspect(strategy, model, images, labels, part_sizes=None):
         logits=tuple(seen["logits"]),
         mean_loss=float(seen["mean_loss"][0]),
         variables=variables,
+        has_batch_statistics=bool(contribution.averaged_state(model)),
     )
 
 

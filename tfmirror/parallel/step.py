@@ -140,7 +140,9 @@ def replica_eval_step(model, weights, plan, microbatch, images, labels):
     return total_sums(plan, sums_of, like=(0.0, 0.0))
 
 
-def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
+def make_train_steps(
+    strategy, model, update, plan, *, augment=None, replicas_talk=False
+):
     """Returns a compiled function that takes many training steps in one call.
 
     The function takes (iterator, num_steps, totals): a distributed iterator of
@@ -151,11 +153,12 @@ def make_train_steps(strategy, model, update, plan, *, replicas_talk=False):
     Args:
       update: parallel.updates.Update of the model's variables.
       plan: microbatches.BatchPlan.
+      augment: of contribution.microbatch_sums.
       replicas_talk: whether layers of the model reduce over replicas, which they can
         do only where each replica has one microbatch.
     """
     contribution.check_state(model)
-    microbatch = functools.partial(contribution.microbatch_sums, model)
+    microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
     if not replicas_talk:
         microbatch = contribution.one_call(
             microbatch, model, plan.sizes, *contribution.TRAINING_SPECS

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfmirror import config
+from tfmirror.models import fused_batch_norm
 
 
 def synchronize(model):
@@ -26,6 +27,7 @@ def synchronize(model):
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
+            fused_batch_norm.unfuse(layer)  # its kernel knows no other replica
             layer._moments = _make_global_moments(layer)
 
 

@@ -13,6 +13,7 @@ import tfmirror
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 # What decides TensorFlow's speed on x86 processors, as Linux writes it.
 CPU_FLAG_PREFIXES = ("avx", "amx", "fma")
+BFLOAT16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx_ne_convert"})
 
 
 def describe(devices):
@@ -51,3 +52,12 @@ def parse_cpuinfo(text):
         "model": fields.get("model name", ""),
         "flags": sorted(f for f in flags if f.startswith(CPU_FLAG_PREFIXES)),
     }
+
+
+def computes_bfloat16():
+    """Returns whether the processor has instructions for bfloat16.
+
+    Without them TensorFlow 2.21 falls back to kernels of its own (BUILD_NOTES.md).
+    """
+    text = CPUINFO.read_text() if CPUINFO.exists() else ""
+    return not BFLOAT16_FLAGS.isdisjoint(parse_cpuinfo(text)["flags"])

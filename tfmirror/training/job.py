@@ -9,8 +9,9 @@ import functools
 
 import keras
 
-from tfmirror import config, models
-from tfmirror.data import datasets
+from tfmirror import config, models, recipes
+from tfmirror.data import augmentation, datasets
+from tfmirror.models import kernel_gradient
 from tfmirror.parallel import (
     devices,
     microbatches,
@@ -74,8 +75,15 @@ def assemble(settings, chosen, dataset, shares):
     strategy = devices.make_strategy(chosen)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
     model, update = build(settings, strategy, dataset, steps_per_epoch)
+    if chosen.are_stand_ins:
+        kernel_gradient.use_matrix_products(model)
     make_train = functools.partial(
-        step.make_train_steps, strategy, model, update, replicas_talk=is_sync
+        step.make_train_steps,
+        strategy,
+        model,
+        update,
+        augment=make_augment(settings),
+        replicas_talk=is_sync,
     )
     make_eval = functools.partial(
         step.make_eval_steps, strategy, model, weights=update.evaluated_variables
@@ -106,6 +114,14 @@ def plan(settings, shares, examples):
     )
 
 
+def make_augment(settings):
+    """Returns what changes training images, as `settings` say; None: nothing does."""
+    if not settings.augment:
+        return None
+    flips = settings.dataset in recipes.DATASETS_TO_FLIP
+    return augmentation.make_augment(flips, settings.seed)
+
+
 def build(settings, strategy, dataset, steps_per_epoch):
     """Returns (model, updates.Update) of resolved `settings`, mirrored."""
     keras.utils.set_random_seed(settings.seed)
@@ -115,10 +131,11 @@ def build(settings, strategy, dataset, steps_per_epoch):
             dataset.train.images.shape[1:],
             dataset.num_classes,
             settings.precision,
+            settings.init,
         )
         learning_rate = schedules.make_schedule(
             settings.schedule,
-            settings.learning_rate,
+            config.scaled_learning_rate(settings),
             num_steps=settings.epochs * steps_per_epoch,
             warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
         )

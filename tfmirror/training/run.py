@@ -9,7 +9,7 @@ import functools
 import statistics
 import time
 
-from tfmirror import config, metrics
+from tfmirror import config, metrics, recipes
 from tfmirror.parallel import drift, step
 from tfmirror.training import environment, loop, terminal, writers
 from tfmirror.training import job as jobs
@@ -71,10 +71,39 @@ def first_lines(job):
         f"devices: {job.devices.describe()}",
         f"steps an epoch: {sizes} examples on {job.devices.num_replicas} replicas",
         added,
-        f"{settings.optimizer}, learning rate {settings.learning_rate:g} "
-        f"{settings.schedule}, {settings.epochs} epochs, seed {settings.seed}, "
-        f"{settings.precision}",
+        f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
+        f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
+        *extra_lines(settings),
     ]
+
+
+def describe_rate(settings):
+    """Returns the learning rate of resolved `settings`, and why it is that."""
+    text = f"{config.scaled_learning_rate(settings):g}"
+    if settings.lr_scaling != "none":
+        text += (
+            f" ({settings.learning_rate:g} for {config.reference_batch_size(settings)} "
+            f"examples, {settings.lr_scaling} in the global batch of "
+            f"{settings.global_batch_size})"
+        )
+    if settings.warmup_epochs:
+        text += f" after {settings.warmup_epochs:g} epochs of warm-up"
+    return f"{text} {settings.schedule}"
+
+
+def extra_lines(settings):
+    """Returns a line for each thing that not every run has."""
+    lines = []
+    if settings.augment:
+        flips = settings.dataset in recipes.DATASETS_TO_FLIP
+        mirrored = "mirrored at random" if flips else "not mirrored"
+        lines.append(f"augmented: random crops of the padded images, {mirrored}")
+    if settings.precision == "bfloat16" and not environment.computes_bfloat16():
+        lines.append(
+            "warning: this processor has no instructions for bfloat16 (AMX, "
+            "AVX512_BF16), which then takes many times as long as float32"
+        )
+    return lines
 
 
 def _trace(job):

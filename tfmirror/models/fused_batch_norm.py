@@ -1,0 +1,69 @@
+"""Batch norm by TensorFlow's fused kernel, in layers that stay plain Keras.
+
+    fuse(model)                             # each BatchNormalization over [b, H, W, C]
+
+Keras' own layer computes in float32 with a kernel for each of mean, variance and
+normalization. One kernel does all, and reads and writes bfloat16 as it is, with float32
+sums. Variables, momentum, epsilon and the moving variance, which Keras keeps biased,
+are those of the layer: a model is saved as plain Keras and loads as such.
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+
+def fuse(model):
+    """Lets every BatchNormalization of `model` that the kernel serves call it.
+
+    It serves channels-last images, with scale and offset, of statistics of their own.
+    The layer's public method `call` is replaced for the one object, which its saved
+    form does not hold.
+    """
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization) and _is_served(layer):
+            layer.call = functools.partial(_call, layer)
+
+
+def unfuse(layer):
+    """Gives a layer its own `call` back."""
+    vars(layer).pop("call", None)
+
+
+def _is_served(layer):
+    """Returns whether the kernel does what built `layer` does."""
+    is_last_of_four = layer.input_spec.axes.keys() <= {3, -1}
+    is_last_of_four = is_last_of_four and layer.input_spec.ndim == 4
+    is_special = layer.renorm or layer.synchronized
+    return is_last_of_four and layer.scale and layer.center and not is_special
+
+
+def _call(layer, inputs, training=None, mask=None):
+    """Does what `layer`'s own `call` does: [b, H, W, C] to the same, normalized."""
+    if mask is not None:
+        return type(layer).call(layer, inputs, training=training, mask=mask)
+    takes_statistics = bool(training and layer.trainable)
+    known = tf.zeros([0]), tf.zeros([0])  # what the kernel wants when it takes them
+    if not takes_statistics:
+        known = map(tf.convert_to_tensor, (layer.moving_mean, layer.moving_variance))
+    mean, variance = known
+    outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=inputs,
+        scale=tf.convert_to_tensor(layer.gamma),
+        offset=tf.convert_to_tensor(layer.beta),
+        mean=mean,
+        variance=variance,
+        epsilon=layer.epsilon,
+        is_training=takes_statistics,
+    )
+    if takes_statistics:
+        count = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
+        biased = variance * ((count - 1) / count)  # the kernel's is unbiased
+        for moving, value in (
+            (layer.moving_mean, mean),
+            (layer.moving_variance, biased),
+        ):
+            kept = moving * layer.momentum
+            moving.assign(kept + value * (1.0 - layer.momentum))
+    return outputs
