@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers import make_examples, write_idx_folder
 
-from tfmirror import command, config, inspect_replicas, train
+from tfmirror import command, command_config, config, inspect_replicas, train
 from tfmirror.data import idx
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -112,8 +112,8 @@ def test_wrong_flags_of_inspect_replicas_are_one_line(elsewhere, capsys, argv):
     code = call(
         inspect_replicas.main,
         *argv,
-        settings_class=config.InspectConfig,
-        check=config.check_inspect,
+        settings_class=command_config.InspectConfig,
+        check=command_config.check_inspect,
     )
     assert_one_line_and_nothing_written(capsys, code, elsewhere)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfmirror import config, models
+from tfmirror import command_config, config, models
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_wrong_settings_are_refused(wrong, says):
 
 def test_defaults_are_right():
     config.check(config.TrainConfig())
-    config.check_inspect(config.InspectConfig())
+    command_config.check_inspect(command_config.InspectConfig())
 
 
 @pytest.mark.parametrize(

@@ -71,3 +71,77 @@ def test_microbatch_cost_prints_a_row_for_each_batch_size(
     assert re.search(
         row.format(16, 128) + row.format(64, 512).replace(r"\1", r"\2"), out
     )
+
+
+def call(experiment, settings_class, *argv):
+    """Calls an experiment; returns (exit code, output)."""
+    return command.exit_code(
+        experiment.main, settings_class, "", experiment.check, list(argv)
+    )
+
+
+def test_fashion_resnet18_trains_both_runs_once_and_draws_them(
+    digits_as_mnist, tmp_path, monkeypatch, capsys
+):
+    experiment = load_experiment("fashion_resnet18")
+    monkeypatch.setattr(experiment, "RUNS", ((1, 4, 0.1), (2, 8, 0.2)))
+    workdir = tmp_path / "out"
+    argv = [f"--data_dir={digits_as_mnist}", f"--workdir={workdir}", "--epochs=2"]
+    argv += ["--limit_train_examples=8", "--limit_eval_examples=4"]
+    assert call(experiment, experiment.ExperimentConfig, *argv) == 0
+    out = capsys.readouterr().out
+    lines = re.findall(r"test acc: ([\d.]+), [\d.]+ sec/epoch on \[(.*)\]", out)
+    assert [devices for _, devices in lines] == ["CPU:0", "CPU:0, CPU:1"]
+    table = (workdir / "table.md").read_text()
+    assert table in out and "| 1 | 4 | 0.1 | " in table and "| 2 | 8 | 0.2 |" in table
+    assert (workdir / "accuracy.png").stat().st_size > 10_000
+    settings = json.loads((workdir / "2 replicas" / "config.json").read_text())
+    assert (settings["model"], settings["init"]) == ("resnet18", "normal")
+    assert call(experiment, experiment.ExperimentConfig, *argv) == 0
+    again = capsys.readouterr().out
+    assert "traced and compiled" in out and "traced and compiled" not in again
+    assert table in again
+
+
+def test_sweep_runs_each_combination_once_and_goes_on_after_an_interruption(
+    tmp_path, monkeypatch, capsys
+):
+    experiment = load_experiment("sweep")
+    argv = [f"--workdir={tmp_path}", "--epochs=1", "--limit_train_examples=64"]
+    argv += ["--limit_eval_examples=32"]
+    lists = ["--gpus=1,2", "--lr_scaling=none,linear"]
+    assert call(experiment, experiment.SweepConfig, *argv, *lists) == 0
+    out = capsys.readouterr().out
+    assert out.count("traced and compiled") == 4
+    table = (tmp_path / "table.md").read_text()
+    assert table in out and table.startswith("| lr_scaling | gpus | test accuracy |\n")
+    assert (tmp_path / "heat_map.png").stat().st_size > 5_000
+    folders = sorted(p.name for p in tmp_path.iterdir() if p.is_dir())
+    assert "lr_scaling=linear warmup_epochs=0 epochs=1 seed=0 gpus=2" in folders
+    # One of them did not come to its end, and a list has grown.
+    (tmp_path / folders[0] / "summary.json").unlink()
+    lists[0] = "--gpus=1,2,3"
+    assert call(experiment, experiment.SweepConfig, *argv, *lists) == 0
+    assert capsys.readouterr().out.count("traced and compiled") == 1 + 2
+    assert (tmp_path / f"{folders[0]}-interrupted1" / "metrics.jsonl").exists()
+    # The same names with other settings are refused, not mixed.
+    argv[2] = "--limit_train_examples=32"
+    assert call(experiment, experiment.SweepConfig, *argv, *lists) == 2
+    assert "holds a run with limit_train_examples=64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("--gpus=1,two", "flag --gpus=two"),
+        ("--epochs=0", "epochs must be at least 1"),
+        ("--lr_scaling=none,log", "lr_scaling must be one of none, linear, sqrt"),
+    ],
+)
+def test_a_wrong_value_in_a_list_is_refused_before_anything_runs(
+    argument, says, tmp_path, capsys
+):
+    experiment = load_experiment("sweep")
+    workdir = f"--workdir={tmp_path / 'out'}"
+    assert call(experiment, experiment.SweepConfig, workdir, argument) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "out").exists()

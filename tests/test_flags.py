@@ -4,9 +4,14 @@ import dataclasses
 
 import pytest
 
-from tfmirror import config, flags
+from tfmirror import command_config, config, flags
 
-CLASSES = [config.TrainConfig, config.InspectConfig, config.VerifyConfig]
+CLASSES = [
+    config.TrainConfig,
+    command_config.InspectConfig,
+    command_config.VerifyConfig,
+    command_config.ReportConfig,
+]
 
 
 @pytest.mark.parametrize("settings_class", CLASSES)
@@ -38,7 +43,7 @@ def test_values_have_the_type_of_their_setting():
     assert settings == config.TrainConfig(
         gpus=3, learning_rate=0.5, dataset="mnist", global_batch_size=6
     )
-    assert flags.parse(["--json"], config.InspectConfig).json is True
+    assert flags.parse(["--json"], command_config.InspectConfig).json is True
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_an_unknown_preset_is_refused():
     with pytest.raises(config.InputError, match="preset must be one of .*accurate"):
         flags.parse(["--preset=best"], config.TrainConfig)
     with pytest.raises(config.InputError, match="Unknown command line flag 'preset'"):
-        flags.parse(["--preset=accurate"], config.InspectConfig)
+        flags.parse(["--preset=accurate"], command_config.InspectConfig)
 
 
 def test_a_field_may_take_the_arguments_that_are_no_flags():

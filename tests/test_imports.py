@@ -13,6 +13,8 @@ ROOMS = {
     "tfmirror.config": 0,
     "tfmirror.recipes": 0,
     "tfmirror.metrics": 0,
+    "tfmirror.command_config": 0,
+    "tfmirror.reporting": 1,
     "tfmirror.data": 1,
     "tfmirror.models": 2,
     "tfmirror.parallel": 3,
@@ -22,6 +24,7 @@ ROOMS = {
     "tfmirror.train": 5,
     "tfmirror.inspect_replicas": 5,
     "tfmirror.verify": 5,
+    "tfmirror.report": 5,
     "experiments": 6,
 }
 

@@ -5,16 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from tfmirror import command, config, inspect_replicas
+from tfmirror import command, command_config, inspect_replicas
 
 
 def show(capsys, *argv):
     """Returns what the command prints."""
     code = command.exit_code(
         inspect_replicas.main,
-        config.InspectConfig,
+        command_config.InspectConfig,
         "",
-        config.check_inspect,
+        command_config.check_inspect,
         ["--gpus=2", *argv],
     )
     out, err = capsys.readouterr()

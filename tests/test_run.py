@@ -41,7 +41,7 @@ def test_the_run_directory_is_complete(finished):
     folder, summary = finished
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "tensorboard",
-        "summary.json", "model.keras",
+        "summary.json", "model.keras", "plots",
     }  # fmt: skip
     written = json.loads((folder / "summary.json").read_text())
     assert list(written) == SUMMARY_KEYS

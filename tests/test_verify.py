@@ -5,13 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from tfmirror import command, config, verify
+from tfmirror import command, command_config, verify
 from tfmirror.parallel import reduction, verification
 
 
 def call(*argv):
     return command.exit_code(
-        verify.main, config.VerifyConfig, "", config.check_verify, list(argv)
+        verify.main,
+        command_config.VerifyConfig,
+        "",
+        command_config.check_verify,
+        list(argv),
     )
 
 

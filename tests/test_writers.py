@@ -92,6 +92,7 @@ def test_epochs_go_to_metrics_jsonl_and_to_tensorboard(tmp_path):
     assert lines[0] == {
         "step": 12, "epoch": 3, "train/loss": 0.5, "train/accuracy": 0.75,
         "eval/loss": 0.25, "eval/accuracy": 0.875, "train/images_per_second": 1000.0,
+        "train/seconds": 2.0, "eval/seconds": 1.0,
     }  # fmt: skip
     assert lines[1]["step"] == 24 and lines[1]["eval/loss"] == 0.125
     (events,) = (tmp_path / "tensorboard").iterdir()
@@ -102,4 +103,4 @@ def test_epochs_go_to_metrics_jsonl_and_to_tensorboard(tmp_path):
             assert value.metadata.plugin_data.plugin_name == "scalars"
             scalars[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
     assert scalars[12, "eval/loss"] == 0.25 and scalars[24, "eval/loss"] == 0.125
-    assert len(scalars) == 2 * 5
+    assert len(scalars) == 2 * 7

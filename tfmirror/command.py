@@ -24,23 +24,30 @@ EXIT_INTERRUPTED = 130
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def run(main, settings_class, synopsis, check):
+def run(main, settings_class, synopsis, check, *, needs_tensorflow=True):
     """Parses flags into a `settings_class`, calls `main` with it, exits the process.
 
     Args:
       main: function of the settings; imports TensorFlow only when called.
       check: function of the settings that raises InputError, called before TensorFlow
         is imported: wrong flags are answered at once.
+      needs_tensorflow: whether `main` imports it.
     """
-    sys.exit(exit_code(main, settings_class, synopsis, check, sys.argv[1:]))
+    prepare = import_tensorflow_quietly if needs_tensorflow else None
+    sys.exit(exit_code(main, settings_class, synopsis, check, sys.argv[1:], prepare))
 
 
-def exit_code(main, settings_class, synopsis, check, argv):
-    """Does what `run` does with the arguments `argv`, but returns the exit code."""
+def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
+    """Does what `run` does with the arguments `argv`, but returns the exit code.
+
+    Args:
+      prepare: called before `main`; None: nothing is.
+    """
     try:
         settings = flags.parse(argv, settings_class, synopsis)
         check(settings)
-        import_tensorflow_quietly()
+        if prepare:
+            prepare()
         main(settings)
     except flags.HelpRequested as request:
         print(request)

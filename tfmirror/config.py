@@ -31,9 +31,6 @@ INITS = ("normal", "he", "glorot")
 # chapters have.
 NUM_STAND_INS = 2
 
-# verify cuts its batches into eight microbatches, so that no more replicas have any.
-MOST_REPLICAS_TO_VERIFY = 8
-
 
 class InputError(ValueError):
     """A wrong flag or input.
@@ -250,49 +247,3 @@ def scaled_learning_rate(settings):
 def reference_batch_size(settings):
     """Returns the size of the batch that the learning rate is for, before scaling."""
     return RECIPES[settings.model].per_replica_batch_size
-
-
-@dataclasses.dataclass(frozen=True)
-class InspectConfig:
-    """All settings of one look into every replica."""
-
-    model: str = "cnn"
-    dataset: str | None = None
-    data_dir: str = ""  # empty: not given
-    gpus: int = 0  # 0: all there are, or NUM_STAND_INS
-    device_type: str = "auto"
-    num_examples: int = 2  # on each replica
-    layer: str = ""  # empty: the first convolution
-    channel: int = 0
-    seed: int = 0
-    json: bool = False
-
-
-def check_inspect(settings):
-    """Raises InputError at the first setting that is wrong whatever the model."""
-    require_one_of(sorted(RECIPES), "model", settings.model)
-    check_device_settings(settings.gpus, settings.device_type)
-    check_seed(settings.seed)
-    require(
-        settings.num_examples >= 1, "num_examples", settings.num_examples, "at least 1"
-    )
-    require(settings.channel >= 0, "channel", settings.channel, "at least 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class VerifyConfig:
-    """All settings of a verification."""
-
-    model: str = "probe"
-    gpus: int = 0  # 0: all there are, at most 8; logical CPUs: 8
-    device_type: str = "auto"
-    json_file: str = ""  # empty: none
-
-
-def check_verify(settings):
-    """Raises InputError at the first setting that is wrong on any machine."""
-    require_one_of(["probe", *sorted(RECIPES)], "model", settings.model)
-    check_device_settings(settings.gpus, settings.device_type)
-    require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
-    most = MOST_REPLICAS_TO_VERIFY
-    require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")

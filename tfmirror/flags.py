@@ -15,7 +15,7 @@ import typing
 
 from absl import flags
 
-from tfmirror import config, recipes
+from tfmirror import command_config, config, recipes
 
 # Group -> flag -> what it means, its unit, and what 0 or empty means.
 HELP = {
@@ -38,7 +38,7 @@ HELP = {
     "Devices": {
         "gpus": "number of replicas, one a GPU; 0: all GPUs there are. Without any "
         f"GPU, logical CPU devices stand in, {config.NUM_STAND_INS} of them for 0 "
-        f"({config.MOST_REPLICAS_TO_VERIFY} to verify)",
+        f"({command_config.MOST_REPLICAS_TO_VERIFY} to verify)",
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
     },
@@ -96,6 +96,7 @@ HELP = {
         "json": "print one JSON object instead of text",
     },
     "Output": {
+        "html_file": "page to write; the picture in it is written beside it as PNG",
         "json_file": "write the table as JSON to this file too; empty: don't",
         "workdir": "run directory, new or empty; empty: a new one under runs/",
     },
@@ -184,6 +185,8 @@ def help_text(settings_class, synopsis):
     """Returns --help: the synopsis, then the flags in groups with their defaults."""
     fields = {field.name: field for field in flag_fields(settings_class)}
     lines = [synopsis.strip(), ""]
+    if arguments := _arguments_field(settings_class):
+        lines += [f"Arguments: {arguments.metadata['arguments']}", ""]
     own_help = {
         n: f.metadata["help"] for n, f in fields.items() if "help" in f.metadata
     }

@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 
-from tfmirror import command, config, recipes
+from tfmirror import command, command_config, config, recipes
 
 
 def main(settings):
@@ -179,4 +179,6 @@ def _exact(difference):
 
 
 if __name__ == "__main__":
-    command.run(main, config.InspectConfig, __doc__, check=config.check_inspect)
+    command.run(
+        main, command_config.InspectConfig, __doc__, check=command_config.check_inspect
+    )

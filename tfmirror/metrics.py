@@ -8,12 +8,17 @@ import dataclasses
 import hashlib
 import statistics
 
-# Metric names, as in metrics.jsonl and TensorBoard.
-TRAIN_LOSS = "train/loss"
-TRAIN_ACCURACY = "train/accuracy"
-EVAL_LOSS = "eval/loss"
-EVAL_ACCURACY = "eval/accuracy"
-IMAGES_PER_SECOND = "train/images_per_second"
+# Key of an epoch's record, as in summary.json's "epochs" -> metric name, as in
+# metrics.jsonl and TensorBoard.
+NAMES = {
+    "train_loss": "train/loss",
+    "train_accuracy": "train/accuracy",
+    "eval_loss": "eval/loss",
+    "eval_accuracy": "eval/accuracy",
+    "train_seconds": "train/seconds",
+    "eval_seconds": "eval/seconds",
+    "images_per_second": "train/images_per_second",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ largest entry differs. Exit code 4 if a claim does not hold.
 
 import pathlib
 
-from tfmirror import command, config
+from tfmirror import command, command_config, config
 
-MOST = config.MOST_REPLICAS_TO_VERIFY
+MOST = command_config.MOST_REPLICAS_TO_VERIFY
 
 
 def main(settings):
@@ -102,4 +102,6 @@ def table_rows(outcomes, claims):
 
 
 if __name__ == "__main__":
-    command.run(main, config.VerifyConfig, __doc__, check=config.check_verify)
+    command.run(
+        main, command_config.VerifyConfig, __doc__, check=command_config.check_verify
+    )

@@ -6,11 +6,13 @@ summary["final_eval_accuracy"], summary["weights_sha256"]
 
 import dataclasses
 import functools
+import pathlib
 import statistics
 import time
 
 from tfmirror import config, metrics, recipes
 from tfmirror.parallel import drift, step
+from tfmirror.reporting import plots, runs
 from tfmirror.training import environment, loop, terminal, writers
 from tfmirror.training import job as jobs
 
@@ -46,11 +48,51 @@ def train(settings):
         job.update.finish()
         summary = summarize(job, trace_seconds, records)
         job.model.save(directory / "model.keras")
+        draw(directory)
         writer.write_json("summary.json", summary)  # last: where it is, a run is whole
         speed = statistics.median(r["images_per_second"] for r in records)
         show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
         show.line(f"final evaluation accuracy {summary['final_eval_accuracy']:.4f}")
     return summary | {"workdir": str(directory)}
+
+
+def train_unless_done(settings):
+    """Returns the summary of the finished run in `settings.workdir`; else trains it.
+
+    A run there that was interrupted is set aside, under another name.
+
+    Raises:
+      InputError: the finished run there has other settings; or see `train`.
+    """
+    directory = pathlib.Path(settings.workdir).expanduser()
+    if not (directory / "config.json").exists():
+        return train(settings)
+    found = runs.read(directory)
+    for name, value in dataclasses.asdict(settings).items():
+        was = found.settings.get(name)
+        if value is not None and name not in MAY_DIFFER and was != value:
+            raise config.InputError(
+                f"{directory} holds a run with {name}={was}: got {name}={value}; "
+                "choose another --workdir"
+            )
+    if found.is_finished:
+        return found.summary | {"workdir": str(directory)}
+    number = 1
+    while (aside := pathlib.Path(f"{directory}-interrupted{number}")).exists():
+        number += 1
+    directory.rename(aside)
+    return train(settings)
+
+
+# Settings that change nothing in what is trained.
+MAY_DIFFER = ("workdir", "gpus", "device_type", "data_dir", "steps_per_loop")
+
+
+def draw(directory):
+    """Draws the curves of the run in `directory` into its folder plots/."""
+    folder = directory / "plots"
+    folder.mkdir(exist_ok=True)
+    plots.save(plots.draw_curves([runs.read(directory)]), folder / "curves.png")
 
 
 def first_lines(job):

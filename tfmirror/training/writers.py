@@ -17,15 +17,6 @@ from tfmirror import config, metrics
 
 DEFAULT_PARENT = pathlib.Path("runs")
 
-# Key of an epoch's record -> metric name in metrics.jsonl and TensorBoard.
-METRIC_NAMES = {
-    "train_loss": metrics.TRAIN_LOSS,
-    "train_accuracy": metrics.TRAIN_ACCURACY,
-    "eval_loss": metrics.EVAL_LOSS,
-    "eval_accuracy": metrics.EVAL_ACCURACY,
-    "images_per_second": metrics.IMAGES_PER_SECOND,
-}
-
 
 def check_is_free(workdir):
     """Raises InputError unless a run directory can be made at `workdir`.
@@ -121,11 +112,11 @@ class RunWriter:
           record: one entry of summary.json's "epochs".
         """
         line = {"step": step, "epoch": record["epoch"]}
-        line |= {name: record[key] for key, name in METRIC_NAMES.items()}
+        line |= {name: record[key] for key, name in metrics.NAMES.items()}
         self._lines.write(json.dumps(line) + "\n")
         self._lines.flush()
         with self._events.as_default(step=step):
-            for key, name in METRIC_NAMES.items():
+            for key, name in metrics.NAMES.items():
                 _write_scalar(name, record[key])
         self._events.flush()
 

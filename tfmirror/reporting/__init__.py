@@ -1,0 +1,1 @@
+"""What runs left behind: read, compared, drawn, laid out. No TensorFlow here."""
