@@ -2,9 +2,8 @@
 
 python experiments/fashion_resnet18.py --data_dir=FOLDER_WITH_FASHION_MNIST
 
-Prints test accuracy and seconds per epoch of each run, then README's table; leaves the
-run directories, table.md and accuracy.png in --workdir. Runs that are finished there
-are not run again.
+Prints test accuracy, seconds per epoch and README's table; leaves the runs, table.md and
+accuracy.png in --workdir. Runs that are finished there are not run again.
 """
 
 import dataclasses
@@ -43,7 +42,7 @@ def check(settings):
 def train_config(settings, setup):
     """Returns the config.TrainConfig of one of RUNS."""
     own = dict(zip(SETTINGS, setup, strict=True))
-    own["workdir"] = str(pathlib.Path(settings.workdir) / f"{setup[0]} replicas")
+    own["workdir"] = f"{settings.workdir}/{setup[0]} replicas"
     return config.TrainConfig(model="resnet18", **dataclasses.asdict(settings) | own)
 
 
@@ -52,14 +51,13 @@ def main(settings):
     from tfmirror.reporting import plots, runs
     from tfmirror.training import run
 
-    folder = pathlib.Path(settings.workdir)
     summaries = [run.train_unless_done(train_config(settings, s)) for s in RUNS]
-    for summary in summaries:
-        print(chapter_line(summary))
+    print(*map(chapter_line, summaries), sep="\n")
+    folder = pathlib.Path(settings.workdir)
     print(table := result_table(summaries))
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    read = [runs.read(summary["workdir"]) for summary in summaries]
-    plots.save(plots.draw_accuracy(read), folder / "accuracy.png")
+    drawn = plots.draw_accuracy([runs.read(s["workdir"]) for s in summaries])
+    plots.save(drawn, folder / "accuracy.png")
 
 
 def chapter_line(summary):
@@ -73,8 +71,7 @@ def result_table(summaries):
     """Returns the Markdown table: a row for each run."""
     lines = [
         "| replicas | global batch | learning rate | test accuracy: last, best "
-        "| seconds an epoch: median | images/s | precision |",
-        "|---|---|---|---|---|---|---|",
+        "| seconds an epoch: median | images/s | precision |\n" + "|---" * 7 + "|"
     ]
     for (num_replicas, batch_size, rate), summary in zip(RUNS, summaries, strict=True):
         records = summary["epochs"]
