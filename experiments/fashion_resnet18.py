@@ -2,7 +2,7 @@
 
 python experiments/fashion_resnet18.py --data_dir=FOLDER_WITH_FASHION_MNIST
 
-Prints test accuracy, seconds per epoch and README's table; leaves the runs, table.md and
+Prints test accuracy, seconds per epoch and README's table; leaves runs, table.md and
 accuracy.png in --workdir. Runs that are finished there are not run again.
 """
 
