@@ -42,7 +42,7 @@ def check(settings):
 def train_config(settings, setup):
     """Returns the config.TrainConfig of one of RUNS."""
     own = dict(zip(SETTINGS, setup, strict=True))
-    own["workdir"] = f"{settings.workdir}/{setup[0]} replicas"
+    own |= {"workdir": f"{settings.workdir}/{setup[0]} replicas", "resume": "auto"}
     return config.TrainConfig(model="resnet18", **dataclasses.asdict(settings) | own)
 
 
@@ -51,7 +51,7 @@ def main(settings):
     from tfmirror.reporting import plots, runs
     from tfmirror.training import run
 
-    summaries = [run.train_unless_done(train_config(settings, s)) for s in RUNS]
+    summaries = [run.train(train_config(settings, s)) for s in RUNS]
     print(*map(chapter_line, summaries), sep="\n")
     folder = pathlib.Path(settings.workdir)
     print(table := result_table(summaries))

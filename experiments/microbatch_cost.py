@@ -60,7 +60,7 @@ def prepare(settings, global_batch_size, num_microbatches):
     from tfmirror.parallel import step
     from tfmirror.training import job
 
-    prepared = job.prepare(
+    chosen, resolved = job.choose(
         config.TrainConfig(
             gpus=2,
             dataset=settings.dataset,
@@ -70,7 +70,7 @@ def prepare(settings, global_batch_size, num_microbatches):
             global_batch_size=global_batch_size,
         )
     )
-    segment = prepared.train_segments[0]
+    segment = job.prepare(resolved, chosen).train_segments[0]
     segment.run(10, step.zero_totals())
     return segment
 

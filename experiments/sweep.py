@@ -65,7 +65,7 @@ def train_config(settings, choice):
     shared = {k: v for k, v in dataclasses.asdict(settings).items() if k not in LISTS}
     own = flags.parse([f"--{n}={t}" for n, t in given.items()], config.TrainConfig)
     workdir = str(pathlib.Path(settings.workdir) / name)
-    return dataclasses.replace(own, **shared | {"workdir": workdir})
+    return dataclasses.replace(own, **shared | {"workdir": workdir}, resume="auto")
 
 
 def main(settings):
@@ -77,7 +77,7 @@ def main(settings):
     accuracies = []
     for number, choice in enumerate(choices, start=1):
         print(f"run {number} of {len(choices)}: {choice}", flush=True)
-        summary = run.train_unless_done(train_config(settings, choice))
+        summary = run.train(train_config(settings, choice))
         accuracies.append(summary["final_eval_accuracy"])
     print(table := sweeps.make_table(choices, accuracies))
     folder = pathlib.Path(settings.workdir)

@@ -83,12 +83,12 @@ def spoiled_run(tmp_path, monkeypatch, on_drift):
     def spoiling(job, show):
         check = original(job, show)
 
-        def spoil_then_check(steps_taken):
+        def spoil_then_check(steps_taken, point):
             if steps_taken == 4:
                 flip_bit(
                     job.strategy, job.variables["cnn/conv2/bias"], replica=1, index=3
                 )
-            check(steps_taken)
+            check(steps_taken, point)
 
         return spoil_then_check
 

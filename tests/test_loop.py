@@ -1,10 +1,11 @@
 """The loop, with a counter in place of a device."""
 
+import contextlib
 import math
 
 import pytest
 
-from tfmirror import config
+from tfmirror import metrics
 from tfmirror.parallel import segments, step
 from tfmirror.training import loop
 
@@ -12,18 +13,23 @@ from tfmirror.training import loop
 class Counter:
     """A segment's `run` that records its calls and lets a clock go on."""
 
-    def __init__(self, seconds_per_step=0.1, losses=None):
+    def __init__(self, seconds_per_step=0.1, good_steps=math.inf):
+        """The step after `good_steps` of the pass, and all others, can't be taken."""
         self.calls, self.now = [], 0.0
-        self.seconds_per_step, self.losses = seconds_per_step, losses or {}
+        self.seconds_per_step, self.good_steps = seconds_per_step, good_steps
 
     def __call__(self, num_steps, totals):
         self.calls.append(num_steps)
         self.now += num_steps * self.seconds_per_step
-        loss = self.losses.get(len(self.calls), 0.5 * num_steps)
-        return step.Totals(totals.loss_sum + loss, totals.num_correct + 2 * num_steps)
+        taken = min(num_steps, self.good_steps - totals.num_steps)
+        return step.Totals(
+            totals.loss_sum + 0.5 * taken,
+            totals.num_correct + 2 * taken,
+            totals.num_steps + taken,
+        )
 
 
-ZERO = step.Totals(0.0, 0)
+ZERO = step.Totals(0.0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +53,17 @@ def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
     full, last = Counter(), Counter()
     both = [segments.Segment(7, 16, full), segments.Segment(1, 5, last)]
     seen = []
-    totals, seconds = loop.run_pass(
+    reached = loop.run_pass(
         both,
         ZERO,
         steps_per_loop=3,
-        on_progress=lambda so_far, s: seen.append((so_far.num_examples, s)),
+        on_call=lambda point: seen.append((point.totals.num_examples, point.seconds)),
         clock=lambda: full.now + last.now,
     )
     assert full.calls == [3, 3, 1] and last.calls == [1]
-    assert totals.num_examples == 7 * 16 + 5
-    assert (totals.loss_sum, totals.num_correct) == (4.0, 16)
-    assert seconds == pytest.approx(0.8)
+    assert reached.num_steps == 8
+    assert reached.totals == metrics.Totals(4.0, 16, 7 * 16 + 5)
+    assert reached.seconds == pytest.approx(0.8)
     assert [n for n, _ in seen] == [48, 96, 112, 117]
     assert [s for _, s in seen] == pytest.approx([0.3, 0.6, 0.7, 0.8])
 
@@ -68,14 +74,46 @@ def test_without_a_number_calls_grow_to_half_a_second():
     assert full.calls == [4, 16, 50, 50, 50, 30]
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_the_pass(loss):
-    full = Counter(losses={2: loss})
-    with pytest.raises(
-        config.TrainingStoppedError, match=f"loss is {loss} .* 8 examples"
-    ):
+def test_a_pass_goes_on_where_it_stood():
+    full, last = Counter(), Counter()
+    both = [segments.Segment(7, 16, full), segments.Segment(2, 5, last)]
+    whole = loop.run_pass(both, ZERO, clock=lambda: full.now + last.now)
+    for num_steps in range(10):
+        num_examples = min(num_steps, 7) * 16 + max(num_steps - 7, 0) * 5
+        totals = metrics.Totals(0.5 * num_steps, 2 * num_steps, num_examples)
+        start = loop.Point(num_steps, totals, seconds=0.1 * num_steps)
+        full.calls, last.calls, full.now, last.now = [], [], 100.0, 0.0
+        reached = loop.run_pass(
+            both,
+            step.Totals(0.5 * num_steps, 2 * num_steps, num_steps),
+            start=start,
+            clock=lambda: full.now + last.now,
+        )
+        assert sum(full.calls) + sum(last.calls) == 9 - num_steps
+        assert reached.totals == whole.totals and reached.num_steps == 9
+        assert reached.seconds == pytest.approx(whole.seconds)
+
+
+@pytest.mark.parametrize("good_steps", [0, 3, 8])
+def test_a_step_that_is_not_taken_ends_the_pass(good_steps):
+    full = Counter(good_steps=good_steps)
+    with pytest.raises(loop.NotFiniteError) as stopped:
         loop.run_pass([segments.Segment(9, 2, full)], ZERO, steps_per_loop=2)
-    assert full.calls == [2, 2]
+    assert stopped.value.num_steps == good_steps
+    assert len(full.calls) == good_steps // 2 + 1
+
+
+def test_every_call_is_guarded_for_its_steps():
+    guarded = []
+
+    @contextlib.contextmanager
+    def guard(num_steps):
+        guarded.append(num_steps)
+        yield
+
+    parts = [segments.Segment(7, 1, Counter())]
+    loop.run_pass(parts, ZERO, steps_per_loop=3, guard=guard)
+    assert guarded == [3, 3, 1]
 
 
 def test_tracing_takes_no_step():
@@ -86,10 +124,14 @@ def test_tracing_takes_no_step():
 
 def test_periodic_calls_come_after_every_so_many_steps_over_all_passes():
     full, seen = Counter(), []
-    periodic = loop.Periodic(5, lambda steps: seen.append((steps, sum(full.calls))))
+
+    def note(name):
+        return lambda steps, point: seen.append((name, steps, point.num_steps))
+
+    periodics = [loop.Periodic(5, note("a")), loop.Periodic(6, note("b"), steps=4)]
     for _ in range(2):
         loop.run_pass(
-            [segments.Segment(7, 1, full)], ZERO, steps_per_loop=4, periodic=periodic
+            [segments.Segment(7, 1, full)], ZERO, steps_per_loop=4, periodics=periodics
         )
-    assert full.calls == [4, 1, 2, 3, 4]
-    assert seen == [(5, 5), (10, 10)]
+    assert full.calls == [2, 3, 2, 1, 2, 4]
+    assert seen == [("b", 6, 2), ("a", 5, 5), ("b", 12, 1), ("a", 10, 3), ("b", 18, 7)]

@@ -41,7 +41,7 @@ def test_the_run_directory_is_complete(finished):
     folder, summary = finished
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "tensorboard",
-        "summary.json", "model.keras", "plots",
+        "summary.json", "model.keras", "plots", "checkpoints", ".lock",
     }  # fmt: skip
     written = json.loads((folder / "summary.json").read_text())
     assert list(written) == SUMMARY_KEYS
@@ -100,8 +100,8 @@ def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
-    with pytest.raises(config.TrainingStoppedError, match="loss is (nan|inf)"):
-        train(tmp_path / "run", learning_rate=1e6)
+    with pytest.raises(config.TrainingStoppedError, match="step 2 .* not finite"):
+        train(tmp_path / "run", learning_rate=1e30)
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

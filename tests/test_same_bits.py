@@ -76,8 +76,8 @@ def run(shares, *, policy="float32", in_fixed_tree=True):
     )
     evaluation = segments.make_segments(strategy, digits.eval, eval_plans, make_eval)
     for _ in range(EPOCHS):
-        trained, _ = loop.run_pass(training, step.zero_totals())
-    evaluated, _ = loop.run_pass(evaluation, step.zero_totals())
+        trained = loop.run_pass(training, step.zero_totals()).totals
+    evaluated = loop.run_pass(evaluation, step.zero_totals()).totals
     digest = metrics.weights_sha256([*model.variables, *update.variables])
     return digest, trained, evaluated
 

@@ -206,7 +206,7 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
         lambda plan: step.make_eval_steps(strategy, model, plan),
     )
     for _ in range(2):
-        totals, _ = loop.run_pass(passes, step.zero_totals())
+        totals = loop.run_pass(passes, step.zero_totals()).totals
         assert totals == metrics.Totals(totals.loss_sum, num_correct, 43)
         np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
 
@@ -244,9 +244,9 @@ def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
         examples = make_examples(43, shape=(4, 4, 1))
         plans = make_plans(43, 8, 2)
         passes = segments.make_segments(strategy, examples, plans, make_steps, 0)
-        totals, _ = loop.run_pass(
+        totals = loop.run_pass(
             passes, step.zero_totals(), steps_per_loop=steps_per_loop
-        )
+        ).totals
         digests.add(metrics.weights_sha256(model.variables))
         losses.add(totals.loss_sum)
     assert len(digests) == len(losses) == 1

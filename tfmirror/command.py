@@ -60,8 +60,8 @@ def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
     except config.ClaimFailedError as error:
         print_error(error)
         return EXIT_CLAIM_FAILED
-    except KeyboardInterrupt:
-        print_error("interrupted")
+    except (config.InterruptedRunError, KeyboardInterrupt) as error:
+        print_error(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     return 0
 

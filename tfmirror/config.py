@@ -9,6 +9,7 @@ Every field is also a flag of the same name (`tfmirror.flags`).
 
 import dataclasses
 import math
+import re
 import typing
 
 from tfmirror.recipes import (
@@ -25,6 +26,11 @@ SCHEDULES = ("constant", "cosine", "one_cycle")
 PRECISIONS = ("float32", "bfloat16", "float16")
 BATCH_NORMS = ("microbatch", "sync")
 ON_DRIFT = ("stop", "resync")
+# What a run that is resumed may go on with another value of, if asked to.
+OVERRIDABLE = (
+    "epochs", "learning_rate", "lr_scaling", "schedule", "warmup_epochs",
+    "weight_decay", "clip_norm", "augment", "gpus",
+)  # fmt: skip
 INITS = ("normal", "he", "glorot")
 
 # Logical CPU devices that stand in for GPUs if no number is asked for: as many as both
@@ -42,6 +48,10 @@ class InputError(ValueError):
 
 class ClaimFailedError(RuntimeError):
     """A claim that was verified does not hold (exit code 4)."""
+
+
+class InterruptedRunError(RuntimeError):
+    """The process was asked to end, and did so between two steps (exit code 130)."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -87,6 +97,11 @@ class TrainConfig:
     steps_per_loop: int = 0  # 0: chosen so that a loop takes about half a second
     check_drift_every: int = 0  # steps; 0: never
     on_drift: str = "stop"
+    checkpoint_every: str = "1epoch"  # or so many steps: "200steps"; empty: never
+    keep: int = 3  # the last so many checkpoints; 0: all
+    resume: str = "never"  # "auto", or a checkpoint or run directory
+    resume_override: str = ""  # settings that may differ, with commas between
+    step_timeout: float = 0.0  # seconds; 0: none
     workdir: str = ""  # empty: a new folder under runs/
 
 
@@ -121,10 +136,12 @@ def check(settings):
         ("microbatches", "one a replica"),
         ("steps_per_loop", "chosen"),
         ("check_drift_every", "never"),
+        ("keep", "all"),
     ):
         value = getattr(settings, name)
         require(value >= 0, name, value, f"at least 0 (0: {zero})")
     parse_shares(settings.microbatches_per_replica)
+    _check_safety_settings(settings)
     _check_optimizer_settings(settings)
     require_one_of(PRECISIONS, "precision", settings.precision)
     require_one_of((None, *INITS), "init", settings.init)
@@ -164,6 +181,37 @@ def _check_optimizer_settings(settings):
             "warmup_epochs can't be given with --schedule=one_cycle, which warms up "
             f"for 30 % of the steps: got {settings.warmup_epochs}; drop it"
         )
+
+
+def _check_safety_settings(settings):
+    """Raises InputError at the first setting of checkpoints that is wrong."""
+    parse_interval(settings.checkpoint_every)
+    timeout = settings.step_timeout
+    is_met = math.isfinite(timeout) and timeout >= 0
+    require(is_met, "step_timeout", timeout, "at least 0 seconds (0: none)")
+    if settings.resume == "auto" and not settings.workdir:
+        raise InputError("resume=auto needs the --workdir of the run to go on with")
+    for name in split_names(settings.resume_override):
+        require_one_of(OVERRIDABLE, "resume_override", name)
+
+
+def split_names(text):
+    """Returns the names in a text with commas between; none for an empty one."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
+
+
+def parse_interval(text):
+    """Returns (number, "epoch" or "step") of a text such as "1epoch" or "200 steps".
+
+    (0, "step") for an empty one.
+
+    Raises:
+      InputError: it is something else.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,8}) ?(epoch|step)s?", text)
+    expected = "a number of epochs or of steps, such as 1epoch or 200steps"
+    require(found or not text, "checkpoint_every", text, expected)
+    return (int(found[1]), found[2]) if found else (0, "step")
 
 
 def check_device_settings(gpus, device_type):

@@ -98,6 +98,15 @@ HELP = {
     "Output": {
         "html_file": "page to write; the picture in it is written beside it as PNG",
         "json_file": "write the table as JSON to this file too; empty: don't",
+        "checkpoint_every": "write a checkpoint after so many epochs or steps, such as "
+        "1epoch or 200steps; empty: never",
+        "keep": "keep the last so many checkpoints, and the best; 0: all",
+        "resume": "never; auto: go on with the run in --workdir, or start it; or the "
+        "path of a checkpoint or run directory to go on from in a new one",
+        "resume_override": "settings that may differ from those of the run that is "
+        "resumed, with commas between: " + ", ".join(config.OVERRIDABLE),
+        "step_timeout": "seconds that a training step may take before the run is given "
+        "up, exit code 1, with what is known of every replica; 0: any",
         "workdir": "run directory, new or empty; empty: a new one under runs/",
     },
 }

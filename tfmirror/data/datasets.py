@@ -10,6 +10,7 @@ prepared in `data_dir` or in its usual folder, else downloaded.
 """
 
 import dataclasses
+import hashlib
 import importlib.resources
 import pathlib
 import re
@@ -93,6 +94,16 @@ def _find(name, folder):
     from tfmirror.data import tfds_source
 
     return from_splits(name, *tfds_source.load(name, folder))
+
+
+def sha256(dataset):
+    """Returns the SHA-256 (hex) of all images and labels of an ImageDataset."""
+    digest = hashlib.sha256()
+    for examples in (dataset.train, dataset.eval):
+        for array in (examples.images, examples.labels):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def from_splits(name, source, num_classes, splits):

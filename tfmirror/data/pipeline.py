@@ -15,7 +15,15 @@ import itertools
 import tensorflow as tf
 
 
-def batch_parts(examples, *, first, part_sizes, batches_per_epoch, shuffle_seed=None):
+def batch_parts(
+    examples,
+    *,
+    first,
+    part_sizes,
+    batches_per_epoch,
+    shuffle_seed=None,
+    skipped_batches=0,
+):
     """Returns an endless tf.data.Dataset of the parts of one batch after another.
 
     With B the sum of `part_sizes`, batch k of an epoch holds the examples at positions
@@ -29,6 +37,7 @@ def batch_parts(examples, *, first, part_sizes, batches_per_epoch, shuffle_seed=
     Args:
       examples: datasets.Examples.
       shuffle_seed: each epoch has an order of its own drawn from it; None: as stored.
+      skipped_batches: stand after so many batches of the first epochs.
     """
     num_examples, num_parts = len(examples), len(part_sizes)
     starts = tf.constant(list(itertools.accumulate(part_sizes, initial=0)), tf.int64)
@@ -46,7 +55,33 @@ def batch_parts(examples, *, first, part_sizes, batches_per_epoch, shuffle_seed=
         indices = tf.ensure_shape(indices, [static_size])
         return tf.gather(images, indices), tf.gather(labels, indices)
 
-    return tf.data.Dataset.counter().map(part).prefetch(2 * num_parts)
+    counter = tf.data.Dataset.counter(skipped_batches * num_parts)
+    return counter.map(part).prefetch(2 * num_parts).with_options(_options())
+
+
+def _options():
+    """Returns the options of the pipeline: nothing is tuned while it runs.
+
+    There is nothing to tune, and TensorFlow 2.21 waits up to a minute for the thread
+    that would when an iterator is deleted.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
+def global_batch(examples, plan, epoch, batch, shuffle_seed):
+    """Returns (images, labels) of one batch as NumPy arrays, as `batch_parts` has it.
+
+    Args:
+      plan: microbatches.BatchPlan of the batch and those like it.
+      epoch, batch: counted from 0, the batch within `plan`.
+    """
+    begin = plan.first + batch * plan.global_batch_size
+    positions = tf.range(begin, begin + plan.global_batch_size, dtype=tf.int64)
+    epoch = tf.constant(epoch, tf.int64)
+    indices = order(positions, shuffle_seed, epoch, len(examples)).numpy()
+    return examples.images[indices], examples.labels[indices]
 
 
 def order(positions, shuffle_seed, epoch, num_examples):

@@ -11,6 +11,7 @@ import pathlib
 import tensorflow as tf
 
 from tfmirror import config
+from tfmirror.parallel import memory
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
 # cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
@@ -60,6 +61,7 @@ def choose(num_gpus, device_type="auto"):
     )
     if not wants_gpus:
         count = num_gpus or config.NUM_STAND_INS
+        memory.keep_freed_memory()
         _make_logical_cpus(count)
         return Devices(tuple(f"CPU:{k}" for k in range(count)), are_stand_ins=True)
     if not physical_gpus or num_gpus > len(physical_gpus):

@@ -21,7 +21,9 @@ class Segment:
     run: Callable  # (number of steps, Totals so far) -> Totals, waiting for neither
 
 
-def make_segments(strategy, examples, plans, make_steps, shuffle_seed=None):
+def make_segments(
+    strategy, examples, plans, make_steps, shuffle_seed=None, epochs=0, steps=0
+):
     """Returns the Segments of a pass over `examples`, one for each of `plans`.
 
     Run whole and in order, they meet every example exactly once; the next run of all of
@@ -31,14 +33,20 @@ def make_segments(strategy, examples, plans, make_steps, shuffle_seed=None):
       plans: of microbatches.plan_epoch, for as many examples.
       make_steps: BatchPlan -> compiled steps, as of step.make_train_steps.
       shuffle_seed: see pipeline.batch_parts.
+      epochs, steps: stand where so many passes are over, and so many steps of the next.
     """
-    return [
-        _make_segment(strategy, examples, plan, make_steps, shuffle_seed)
-        for plan in plans
-    ]
+    made = []
+    for plan in plans:
+        taken = min(steps, plan.num_batches)
+        steps -= taken
+        skipped = epochs * plan.num_batches + taken
+        made.append(
+            _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped)
+        )
+    return made
 
 
-def _make_segment(strategy, examples, plan, make_steps, shuffle_seed):
+def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
     """Returns the Segment of one BatchPlan, with an iterator of its own."""
     parts = pipeline.batch_parts(
         examples,
@@ -46,6 +54,7 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed):
         part_sizes=plan.part_sizes,
         batches_per_epoch=plan.num_batches,
         shuffle_seed=shuffle_seed,
+        skipped_batches=skipped,
     )
     iterator = iter(strategy.distribute_datasets_from_function(lambda context: parts))
     steps = make_steps(plan)

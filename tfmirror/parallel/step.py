@@ -23,11 +23,21 @@ class Totals(typing.NamedTuple):
 
     loss_sum: tf.Tensor  # scalar float64, nats
     num_correct: tf.Tensor  # scalar int64
+    num_steps: tf.Tensor  # scalar int64
+
+
+def make_totals(loss_sum, num_correct, num_steps):
+    """Returns the Totals of these numbers."""
+    return Totals(
+        tf.constant(loss_sum, tf.float64),
+        tf.constant(num_correct, tf.int64),
+        tf.constant(num_steps, tf.int64),
+    )
 
 
 def zero_totals():
     """Returns the Totals of no step."""
-    return Totals(tf.zeros([], tf.float64), tf.zeros([], tf.int64))
+    return make_totals(0.0, 0, 0)
 
 
 def replica_id():
@@ -96,11 +106,10 @@ def sums_of_microbatches(plan, images, labels, sums):
     return sums_of
 
 
-def replica_train_step(model, update, plan, microbatch, images, labels):
-    """Takes one step on this replica; returns the Sums of the global batch.
+def replica_sums(model, update, plan, microbatch, images, labels):
+    """Returns the Sums of the global batch, the same on every replica.
 
-    With B examples in the global batch, the gradient of the mean loss is (1/B) times
-    the sum of the gradients of the microbatches' loss sums. Runs in replica context.
+    Changes nothing. Runs in replica context.
 
     Args:
       update: parallel.updates.Update.
@@ -119,15 +128,25 @@ def replica_train_step(model, update, plan, microbatch, images, labels):
     sums_of = sums_of_microbatches(plan, images, labels, sums)
     averaged = contribution.averaged_state(model)
     like = contribution.Sums(0.0, 0.0, model.trainable_variables, averaged)
-    total = total_sums(plan, sums_of, like)
+    return total_sums(plan, sums_of, like)
+
+
+def replica_apply(model, update, plan, total):
+    """Changes this replica's variables by what the global batch found.
+
+    With B examples in the global batch, the gradient of the mean loss is (1/B) times
+    the sum of the gradients of the microbatches' loss sums. Runs in replica context.
+
+    Args:
+      total: Sums of the global batch, all of them finite.
+    """
     # Batch norm's moving statistics: the mean over the microbatches that have examples.
     num_nonempty = sum(size > 0 for size in plan.sizes)
     update.apply(
         [gradient / plan.global_batch_size for gradient in total.gradients],
-        averaged,
+        contribution.averaged_state(model),
         [value / num_nonempty for value in total.state],
     )
-    return total
 
 
 def replica_eval_step(model, weights, plan, microbatch, images, labels):
@@ -150,6 +169,11 @@ def make_train_steps(
     it returns the Totals after `num_steps` more steps. Called with 0 steps it is traced
     and changes nothing. One trace serves every number of steps.
 
+    It stops before a step whose loss or gradient is not finite, and leaves variables
+    and totals as they were: fewer steps are then counted. Only a gradient that is not
+    finite while the loss is scaled is no reason to stop: the step is skipped, and the
+    scale lowered.
+
     Args:
       update: parallel.updates.Update of the model's variables.
       plan: microbatches.BatchPlan.
@@ -164,17 +188,31 @@ def make_train_steps(
             microbatch, model, plan.sizes, *contribution.TRAINING_SPECS
         )
 
-    def replica_step(images, labels):
-        total = replica_train_step(model, update, plan, microbatch, images, labels)
-        return total.loss, total.num_correct
+    def find(parts):
+        return strategy.run(
+            functools.partial(replica_sums, model, update, plan, microbatch), args=parts
+        )
 
-    return _make_steps(strategy, replica_step, plan)
+    def take(sums):
+        first = tf.nest.map_structure(functools.partial(_of_first, strategy), sums)
+        is_finite = tf.reduce_all([_is_finite(g) for g in first.gradients])
+        goes_on = _is_finite(first.loss) & (is_finite | update.scales_loss)
+        apply = functools.partial(replica_apply, model, update, plan)
+        tf.cond(
+            goes_on & is_finite,
+            lambda: _run_branch(strategy, apply, sums),
+            lambda: _run_branch(strategy, update.skip) if update.scales_loss else 0,
+        )
+        return first.loss, first.num_correct, goes_on
+
+    return _make_steps(find, take, plan)
 
 
 def make_eval_steps(strategy, model, plan, weights=None):
     """Returns a compiled function as `make_train_steps` does, which only looks.
 
-    It runs the model in inference mode and changes no variable.
+    It runs the model in inference mode and changes no variable. It stops before a step
+    whose loss is not finite.
 
     Args:
       weights: variables to take in place of the model's trainable ones, such as their
@@ -186,26 +224,66 @@ def make_eval_steps(strategy, model, plan, weights=None):
     replica_step = functools.partial(
         replica_eval_step, model, weights, plan, microbatch
     )
-    return _make_steps(strategy, replica_step, plan)
+
+    def take(sums):
+        loss, correct = (_of_first(strategy, value) for value in sums)
+        return loss, correct, _is_finite(loss)
+
+    return _make_steps(lambda parts: strategy.run(replica_step, args=parts), take, plan)
 
 
-def _make_steps(strategy, replica_step, plan):
-    """Returns the compiled loop around `replica_step`, which gives (loss, correct)."""
+def _make_steps(find, take, plan):
+    """Returns the compiled loop around one step.
+
+    Args:
+      find: function of the parts of a global batch that gives what they add up to.
+      take: function of that which takes the step, if it can be taken, and gives (loss
+        sum, number correct, whether it was).
+    """
     if plan.in_fixed_tree:
         reduction.keep_order_of_additions()
+
     # Its Python is to run as it stands when traced; only the loop below is converted.
-    replica_step = tf.autograph.experimental.do_not_convert(replica_step)
+    @tf.autograph.experimental.do_not_convert
+    def step(iterator, totals):
+        loss, correct, is_taken = take(find(next(iterator)))
+        taken = Totals(
+            totals.loss_sum + tf.cast(loss, tf.float64),
+            totals.num_correct + tf.cast(correct, tf.int64),
+            totals.num_steps + 1,
+        )
+        kept = [
+            tf.where(is_taken, new, old) for new, old in zip(taken, totals, strict=True)
+        ]
+        return Totals(*kept), is_taken
 
     @tf.function
     def steps(iterator, num_steps, totals):
         for _ in tf.range(num_steps):
-            results = strategy.run(replica_step, args=next(iterator))
-            # The same on every replica: the first one's will do.
-            loss, correct = (strategy.experimental_local_results(r)[0] for r in results)
-            totals = Totals(
-                totals.loss_sum + tf.cast(loss, tf.float64),
-                totals.num_correct + tf.cast(correct, tf.int64),
-            )
+            totals, is_taken = step(iterator, totals)
+            if not is_taken:
+                break
         return totals
 
     return steps
+
+
+def _of_first(strategy, value):
+    """Returns the first replica's `value`; those of the others are the same."""
+    return strategy.experimental_local_results(value)[0]
+
+
+def _is_finite(value):
+    """Returns whether all of a tensor is finite, a scalar bool."""
+    return tf.reduce_all(tf.math.is_finite(value))
+
+
+def _run_branch(strategy, replica_function, *args):
+    """Runs a function on every replica as a branch of a graph; returns a number."""
+
+    def run(*args):
+        replica_function(*args)
+        return tf.zeros([], tf.int32)
+
+    strategy.run(run, args=args)
+    return 0

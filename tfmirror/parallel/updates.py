@@ -44,6 +44,11 @@ class Update:
             self.good_steps = _scalar(0, "int32", "good_steps")
 
     @property
+    def scales_loss(self):
+        """Whether the loss is scaled."""
+        return self.scale is not None
+
+    @property
     def evaluated_variables(self):
         """What to evaluate: the moving averages if there are any, else the weights."""
         return self.ema or self.trainable_variables
@@ -56,8 +61,16 @@ class Update:
     @property
     def variables(self):
         """All variables that are not the model's, in a fixed order."""
-        scaling = [self.scale, self.good_steps] if self.scale is not None else []
+        scaling = [self.scale, self.good_steps] if self.scales_loss else []
         return [*self.optimizer.variables, *self.ema, *scaling]
+
+    @property
+    def named_variables(self):
+        """All of `variables` by a name that is the same in every process."""
+        own = {v.path.split("/", 1)[-1]: v for v in self.optimizer.variables}
+        named = {f"optimizer/{name}": v for name, v in own.items()}  # not "sgd_7/..."
+        others = self.variables[len(own) :]
+        return named | {v.path: v for v in others}
 
     def step(self):
         """Returns the number of steps taken, a scalar integer. Replica context."""
@@ -66,42 +79,20 @@ class Update:
     def loss_scale(self):
         """Returns what losses are to be multiplied by. Replica context."""
         return (
-            tf.ones([])
-            if self.scale is None
-            else tf.convert_to_tensor(self.scale.value)
+            tf.convert_to_tensor(self.scale.value) if self.scales_loss else tf.ones([])
         )
 
     def apply(self, gradients, state, new_state):
         """Changes the variables of this replica. Replica context.
 
         Args:
-          gradients: of the mean loss of the global batch times `loss_scale()`, the same
-            on every replica, ordered as the model's trainable variables.
+          gradients: of the mean loss of the global batch times `loss_scale()`, finite,
+            the same on every replica, ordered as the model's trainable variables.
           state: variables that take `new_state` as it is.
         """
-        if self.scale is None:
-            self._change(gradients, state, new_state)
-            return
-        gradients = [gradient / self.scale.value for gradient in gradients]
-        is_finite = tf.reduce_all(
-            [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
-        )
-        changed = [
-            *self.trainable_variables,
-            *self.optimizer.variables,
-            *self.ema,
-            *state,
-        ]
-        before = [tf.identity(variable.value) for variable in changed]
-        with tf.control_dependencies(before):
-            self._change(gradients, state, new_state)
-        # The optimizer talks across replicas, which a branch of a graph may not: it
-        # runs in any case, and is undone where it should not have.
-        _undo_unless(is_finite, changed, before)
-        self._rescale(is_finite)
-
-    def _change(self, gradients, state, new_state):
-        """Applies gradients, state and the moving average of the weights."""
+        if self.scales_loss:
+            gradients = [gradient / self.scale.value for gradient in gradients]
+            self._grow_scale()
         self.optimizer.apply(gradients, self.trainable_variables)
         for variable, value in zip(state, new_state, strict=True):
             variable.assign(value)
@@ -111,15 +102,17 @@ class Update:
                 self.ema_decay * average.value + (1 - self.ema_decay) * weight
             )
 
-    def _rescale(self, is_finite):
-        """Halves the loss scale after an overflow; doubles it after many good steps."""
-        scale, good_steps = self.scale.value, self.good_steps.value + 1
-        grows = is_finite & (good_steps >= STEPS_TO_GROW_LOSS_SCALE)
-        new_scale = tf.where(
-            is_finite, tf.where(grows, 2 * scale, 1 * scale), scale / 2
-        )
-        self.good_steps.assign(tf.where(is_finite & ~grows, good_steps, 0))
-        self.scale.assign(tf.maximum(new_scale, 1.0))
+    def skip(self):
+        """Halves the loss scale, after an overflow; changes nothing else."""
+        self.scale.assign(tf.maximum(self.scale.value / 2, 1.0))
+        self.good_steps.assign(0)
+
+    def _grow_scale(self):
+        """Doubles the loss scale after many steps without an overflow."""
+        good_steps = self.good_steps.value + 1
+        grows = good_steps >= STEPS_TO_GROW_LOSS_SCALE
+        self.scale.assign(self.scale.value * tf.where(grows, 2.0, 1.0))
+        self.good_steps.assign(tf.where(grows, 0, good_steps))
 
 
 def make_optimizer(name, learning_rate, momentum=0.0, weight_decay=0.0, clip_norm=0.0):
@@ -155,22 +148,6 @@ def _copy(variable, name):
 def _scalar(value, dtype, name):
     """Returns a scalar variable that is not trained."""
     return keras.Variable(value, dtype=dtype, trainable=False, name=name)
-
-
-def _undo_unless(is_finite, variables, before):
-    """Gives `variables` their values `before` back where the step was not finite."""
-
-    def merge(strategy, is_finite, *before):
-        for variable, value in zip(variables, before, strict=True):
-            strategy.extended.update(
-                variable.value,
-                lambda v, ok, old: v.assign(tf.where(ok, v, old)),
-                args=(is_finite, value),
-                group=False,
-            )
-
-    context = tf.distribute.get_replica_context()
-    context.merge_call(merge, args=(is_finite, *before))
 
 
 def applies_aggregated_gradients(optimizer):

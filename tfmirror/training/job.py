@@ -1,6 +1,7 @@
 """Everything that a run trains with, from its settings.
 
-job = prepare(config.TrainConfig(gpus=2))
+chosen, settings = choose(config.TrainConfig(gpus=2))
+job = prepare(settings, chosen)
 job.train_segments[0].run(10, step.zero_totals())
 """
 
@@ -10,17 +11,19 @@ import functools
 import keras
 
 from tfmirror import config, models, recipes
-from tfmirror.data import augmentation, datasets
+from tfmirror.data import augmentation, datasets, pipeline
 from tfmirror.models import kernel_gradient
 from tfmirror.parallel import (
     devices,
+    diagnosis,
     microbatches,
     segments,
     step,
     sync_batch_norm,
     updates,
 )
-from tfmirror.training import schedules
+from tfmirror.training import resuming, schedules
+from tfmirror.training import state as states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +36,71 @@ class Job:
     strategy: object  # tf.distribute.MirroredStrategy
     model: keras.Model
     update: updates.Update
+    train_plans: tuple[microbatches.BatchPlan, ...]
     train_segments: list[segments.Segment]
     eval_segments: list[segments.Segment]
 
     @property
     def variables(self):
         """All variables by name: the model's, the optimizer's, and those beside."""
-        return {v.path: v for v in [*self.model.variables, *self.update.variables]}
+        model = {v.path: v for v in self.model.variables}
+        return model | self.update.named_variables
+
+    @property
+    def steps_per_epoch(self):
+        """Training steps in a pass over the training examples."""
+        return sum(segment.num_steps for segment in self.train_segments)
+
+    @functools.cached_property
+    def data_sha256(self):
+        """Digest of all images and labels."""
+        return datasets.sha256(self.dataset)
+
+    def find_not_finite(self, num_epochs, num_steps):
+        """Returns diagnosis.Findings of the step after so many epochs and steps."""
+        batch = num_steps
+        for plan in self.train_plans:
+            if batch < plan.num_batches:
+                break
+            batch -= plan.num_batches
+        images, labels = pipeline.global_batch(
+            self.dataset.train, plan, num_epochs, batch, self.settings.seed
+        )
+        find = diagnosis.make_finder(
+            self.strategy, self.model, self.update, plan, make_augment(self.settings)
+        )
+        return find(images, labels)
+
+    def describe_replicas(self):
+        """Yields a line for each replica: its device, and the steps it has taken."""
+        counts = self.strategy.experimental_local_results(
+            self.update.optimizer.iterations.value
+        )
+        for replica_id, count in enumerate(counts):
+            name = self.devices.names[replica_id]
+            yield f"replica {replica_id} on {name}: {int(count.numpy())} steps taken"
 
 
-def prepare(settings):
-    """Returns the Job of checked `settings`: devices, data, model and steps.
+def choose(settings):
+    """Returns (devices.Devices, resolved settings) of checked `settings`.
 
     Raises:
-      InputError: what is asked for doesn't fit the machine or the data.
+      InputError: the machine has not what is asked for, or a batch is too small for it.
     """
     chosen = devices.choose(settings.gpus, settings.device_type)
-    settings = config.resolve(settings, chosen.num_replicas)
+    return chosen, config.resolve(settings, chosen.num_replicas)
+
+
+def prepare(settings, chosen, state=None):
+    """Returns the Job of resolved `settings`: data, model and steps.
+
+    Args:
+      chosen: devices.Devices of the replicas.
+      state: State to stand in; None: at the beginning.
+
+    Raises:
+      InputError: what is asked for doesn't fit the data, or `state` neither.
+    """
     explicit = config.parse_shares(settings.microbatches_per_replica)
     shares = microbatches.share_out(
         chosen.num_replicas, settings.microbatches, explicit
@@ -62,10 +113,18 @@ def prepare(settings):
     )
     if settings.deterministic:
         devices.use_deterministic_operations()
-    return assemble(settings, chosen, dataset, shares)
+    if not state:
+        return assemble(settings, chosen, dataset, shares, states.Position())
+    resuming.check_progress(state, settings, datasets.sha256(dataset))
+    job = assemble(settings, chosen, dataset, shares, state.position)
+    try:
+        states.restore(job, state)
+    except ValueError as error:
+        raise config.InputError(f"the checkpoint does not fit: {error}") from error
+    return job
 
 
-def assemble(settings, chosen, dataset, shares):
+def assemble(settings, chosen, dataset, shares, position):
     """Returns the Job of resolved `settings` on chosen devices with loaded data."""
     train_plans = plan(settings, shares, dataset.train)
     eval_plans = plan(settings, shares, dataset.eval)
@@ -95,8 +154,15 @@ def assemble(settings, chosen, dataset, shares):
         strategy,
         model,
         update,
+        train_plans=train_plans,
         train_segments=segments.make_segments(
-            strategy, dataset.train, train_plans, make_train, settings.seed
+            strategy,
+            dataset.train,
+            train_plans,
+            make_train,
+            settings.seed,
+            position.num_epochs,
+            position.point.num_steps,
         ),
         eval_segments=segments.make_segments(
             strategy, dataset.eval, eval_plans, make_eval

@@ -1,15 +1,18 @@
 """The loop around the steps: how many a call takes, and what is read after it.
 
-    totals, seconds = run_pass(segments, zero_totals, on_progress=print)
+    reached = run_pass(segments, zero_totals())
+    reached.totals.accuracy, reached.seconds
 
-It knows no device: a segment (`tfmirror.parallel.step.Segment`) is a number of steps
-and a function that takes some of them.
+It knows no device: a segment (`tfmirror.parallel.segments.Segment`) is a number of
+steps and a function that takes some of them.
 """
 
+import contextlib
+import dataclasses
 import math
 import time
 
-from tfmirror import config, metrics
+from tfmirror import metrics
 
 # A call of this length is long enough to hide the cost of leaving the device, and short
 # enough for a progress bar.
@@ -17,26 +20,47 @@ TARGET_LOOP_SECONDS = 0.5
 FIRST_LOOP_STEPS = 4
 
 
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """How far a pass over examples has come."""
+
+    num_steps: int = 0
+    totals: metrics.Totals = metrics.Totals(0.0, 0, 0)
+    seconds: float = 0.0
+
+
+START = Point()
+
+
+class NotFiniteError(Exception):
+    """A step was not taken, since its loss or gradient is not finite."""
+
+    def __init__(self, num_steps):
+        """`num_steps` of the pass were taken before."""
+        super().__init__(num_steps)
+        self.num_steps = num_steps
+
+
 class Periodic:
     """Calls a function after every so many steps, counted over all passes."""
 
-    def __init__(self, every, run):
-        """`run` takes the number of steps taken so far; `every` 0: never called."""
-        self.every, self._run, self._steps = every, run, 0
+    def __init__(self, every, run, steps=0):
+        """`run` takes (steps so far, Point of the pass); `every` 0: never called.
+
+        `steps` have been taken before.
+        """
+        self.every, self._run, self.steps = every, run, steps
 
     @property
     def steps_until_due(self):
         """Steps that may be taken before the next call; infinite for never."""
-        return self.every - self._steps % self.every if self.every else math.inf
+        return self.every - self.steps % self.every if self.every else math.inf
 
-    def advance(self, num_steps):
+    def advance(self, num_steps, point):
         """Counts steps taken, no more than `steps_until_due`; calls if it is due."""
-        self._steps += num_steps
-        if self.every and self._steps % self.every == 0:
-            self._run(self._steps)
-
-
-NEVER = Periodic(0, None)
+        self.steps += num_steps
+        if self.every and self.steps % self.every == 0:
+            self._run(self.steps, point)
 
 
 def next_loop_steps(last_steps, last_seconds, target_seconds=TARGET_LOOP_SECONDS):
@@ -53,56 +77,63 @@ def run_pass(
     segments,
     totals,
     *,
+    start=START,
     steps_per_loop=0,
-    on_progress=None,
-    periodic=NEVER,
+    periodics=(),
+    on_call=None,
+    guard=lambda num_steps: contextlib.nullcontext(),
     clock=time.monotonic,
 ):
-    """Runs all steps of `segments`; returns (metrics.Totals, seconds).
+    """Runs all steps of `segments` that are left; returns the Point at its end.
 
     What is computed does not depend on how many steps a call takes: totals are handed
     on from call to call, in order.
 
     Args:
-      totals: device totals of no step, as of step.zero_totals().
+      totals: device totals at `start`, as of step.make_totals.
+      start: Point that was reached before; the segments' data stand there too.
       steps_per_loop: steps a call; 0: chosen by `next_loop_steps`.
-      on_progress: called after each call with (metrics.Totals so far, seconds so far).
-      periodic: a Periodic; a call ends where it is due.
+      periodics: Periodics; a call ends where one is due.
+      on_call: called after each call, before the periodics, with the Point.
+      guard: function of a number of steps that gives a context manager for a call.
       clock: returns seconds; waits are over when it is read.
 
     Raises:
-      TrainingStoppedError: the sum of losses is not finite any more.
+      NotFiniteError: a step could not be taken.
     """
-    start = clock()
-    num_examples = 0
-    loop_steps = steps_per_loop or FIRST_LOOP_STEPS
-    for segment in segments:
-        done = 0
-        while done < segment.num_steps:
-            left = segment.num_steps - done
-            num_steps = min(loop_steps, left, periodic.steps_until_due)
+    began = clock() - start.seconds
+    point, loop_steps = start, steps_per_loop or FIRST_LOOP_STEPS
+    for segment, num_left in _left(segments, start.num_steps):
+        while num_left:
+            due = min((p.steps_until_due for p in periodics), default=math.inf)
+            num_steps = min(loop_steps, num_left, due)
             call_start = clock()
-            totals = segment.run(num_steps, totals)
-            done += num_steps
-            num_examples += num_steps * segment.global_batch_size
-            so_far = read(totals, num_examples)  # waits for the device
-            if not math.isfinite(so_far.loss_sum):
-                raise config.TrainingStoppedError(
-                    f"loss is {so_far.loss_sum} within the last {num_steps} steps, "
-                    f"{num_examples:,} examples into the epoch; try a lower "
-                    "--learning_rate"
-                )
+            with guard(num_steps):
+                totals = segment.run(num_steps, totals)
+                taken = int(totals.num_steps) - point.num_steps  # waits for the device
+            if taken < num_steps:
+                raise NotFiniteError(int(totals.num_steps))
+            num_left -= num_steps
+            num_examples = point.totals.num_examples + taken * segment.global_batch_size
+            so_far = metrics.Totals(
+                float(totals.loss_sum), int(totals.num_correct), num_examples
+            )
+            point = Point(point.num_steps + taken, so_far, clock() - began)
             if not steps_per_loop:
                 loop_steps = next_loop_steps(num_steps, clock() - call_start)
-            if on_progress:
-                on_progress(so_far, clock() - start)
-            periodic.advance(num_steps)
-    return so_far, clock() - start
+            if on_call:
+                on_call(point)
+            for periodic in periodics:
+                periodic.advance(num_steps, point)
+    return point
 
 
-def read(totals, num_examples):
-    """Returns the metrics.Totals of device `totals`; waits until they are computed."""
-    return metrics.Totals(float(totals.loss_sum), int(totals.num_correct), num_examples)
+def _left(segments, num_steps_taken):
+    """Yields (segment, steps of it that are left) of a pass that has come so far."""
+    for segment in segments:
+        taken = min(num_steps_taken, segment.num_steps)
+        num_steps_taken -= taken
+        yield segment, segment.num_steps - taken
 
 
 def trace(segments, totals):

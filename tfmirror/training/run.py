@@ -6,86 +6,213 @@ summary["final_eval_accuracy"], summary["weights_sha256"]
 
 import dataclasses
 import functools
-import pathlib
 import statistics
 import time
 
-from tfmirror import config, metrics, recipes
+from tfmirror import config
 from tfmirror.parallel import drift, step
 from tfmirror.reporting import plots, runs
-from tfmirror.training import environment, loop, terminal, writers
+from tfmirror.training import (
+    checkpoints,
+    environment,
+    interruption,
+    loop,
+    records,
+    resuming,
+    terminal,
+    watchdog,
+    writers,
+)
 from tfmirror.training import job as jobs
+from tfmirror.training import state as states
 
 
 def train(settings):
     """Trains as `settings` say; returns what summary.json holds, and "workdir".
 
-    Nothing is written before settings, devices and data are found to be right.
+    Nothing is written before settings, devices and data are found to be right. With
+    resume="auto" a run that is finished already is not run again.
 
     Args:
       settings: config.TrainConfig.
 
     Raises:
       InputError: a wrong setting, or data that can't be had.
-      TrainingStoppedError: the loss is not finite any more, or replicas have drifted.
+      TrainingStoppedError: a step is not finite, replicas have drifted, or a file can't
+        be written.
+      InterruptedRunError: the process was asked to end.
     """
     config.check(settings)
-    writers.check_is_free(settings.workdir)
-    job = jobs.prepare(settings)
-    default_name = f"{settings.model}-{settings.dataset}".replace("/", "-")
-    directory = writers.create(
-        settings.workdir, f"{default_name}-{job.devices.num_replicas}replicas"
+    if settings.resume != "auto":
+        writers.check_is_free(settings.workdir)
+    show = terminal.Terminal()
+    chosen, settings = jobs.choose(settings)
+    earlier = resuming.find(settings, show.line)
+    if earlier.summary:
+        show.line(f"finished already: {earlier.directory}")
+        return earlier.summary | {"workdir": str(earlier.directory)}
+    if not earlier.directory:
+        writers.check_is_free(settings.workdir)
+    job = jobs.prepare(settings, chosen, earlier.state)
+    name = f"{settings.model}-{settings.dataset}".replace("/", "-")
+    directory = earlier.directory or writers.create(
+        settings.workdir, f"{name}-{job.devices.num_replicas}replicas"
     )
-    with writers.RunWriter(directory) as writer:
-        show = terminal.Terminal()
-        for text in [*first_lines(job), f"run directory: {directory}"]:
-            show.line(text)
-        writer.write_json("config.json", dataclasses.asdict(job.settings))
-        writer.write_json("environment.json", environment.describe(job.devices))
-        trace_seconds = _trace(job)
-        show.line(f"traced and compiled in {trace_seconds:.1f} s")
-        records = _train_epochs(job, writer, show)
-        job.update.finish()
-        summary = summarize(job, trace_seconds, records)
-        job.model.save(directory / "model.keras")
-        draw(directory)
-        writer.write_json("summary.json", summary)  # last: where it is, a run is whole
-        speed = statistics.median(r["images_per_second"] for r in records)
-        show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
-        show.line(f"final evaluation accuracy {summary['final_eval_accuracy']:.4f}")
+    position = earlier.state.position if earlier.state else states.Position()
+    with writers.lock(directory), writers.stops_on_os_errors(directory):
+        with interruption.Watch() as watch:
+            summary = Run(job, directory, position, show, watch).complete()
     return summary | {"workdir": str(directory)}
 
 
-def train_unless_done(settings):
-    """Returns the summary of the finished run in `settings.workdir`; else trains it.
+class Run:
+    """A run on its way: a job, where it stands, and what is written of it."""
 
-    A run there that was interrupted is set aside, under another name.
+    def __init__(self, job, directory, position, show, watch):
+        """`position` is where `job` stands; `watch` tells when to end."""
+        self.job, self.directory, self.position = job, directory, position
+        self.show, self.watch = show, watch
+        self.writer = writers.RunWriter(
+            directory, position.records, job.steps_per_epoch
+        )
+        every, unit = config.parse_interval(job.settings.checkpoint_every)
+        self.checkpoint_epochs = every if unit == "epoch" else 0
+        self.checkpoint_steps = every if unit == "step" else 0
+        self.writes_checkpoints = every > 0
 
-    Raises:
-      InputError: the finished run there has other settings; or see `train`.
-    """
-    directory = pathlib.Path(settings.workdir).expanduser()
-    if not (directory / "config.json").exists():
-        return train(settings)
-    found = runs.read(directory)
-    for name, value in dataclasses.asdict(settings).items():
-        was = found.settings.get(name)
-        if value is not None and name not in MAY_DIFFER and was != value:
-            raise config.InputError(
-                f"{directory} holds a run with {name}={was}: got {name}={value}; "
-                "choose another --workdir"
+    def complete(self):
+        """Trains to the end; returns what summary.json holds."""
+        job, settings = self.job, self.job.settings
+        with self.writer:
+            for text in records.first_lines(job):
+                self.show.line(text)
+            self.show.line(f"run directory: {self.directory}")
+            self.writer.write_json("config.json", dataclasses.asdict(settings))
+            self.writer.write_json(
+                "environment.json", environment.describe(job.devices)
             )
-    if found.is_finished:
-        return found.summary | {"workdir": str(directory)}
-    number = 1
-    while (aside := pathlib.Path(f"{directory}-interrupted{number}")).exists():
-        number += 1
-    directory.rename(aside)
-    return train(settings)
+            trace_seconds = _trace(job)
+            self.show.line(f"traced and compiled in {trace_seconds:.1f} s")
+            periodics = self._make_periodics()
+            while self.position.num_epochs < settings.epochs:
+                self._complete_epoch(periodics)
+            job.update.finish()
+            summary = records.summarize(job, trace_seconds, self.position.records)
+            writers.save_model(job.model, self.directory / "model.keras")
+            draw(self.directory)
+            # Last: where it is, a run is whole.
+            self.writer.write_json("summary.json", summary)
+        speed = statistics.median(
+            record["images_per_second"] for record in summary["epochs"]
+        )
+        self.show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
+        accuracy = summary["final_eval_accuracy"]
+        self.show.line(f"final evaluation accuracy {accuracy:.4f}")
+        return summary
 
+    def _make_periodics(self):
+        """Returns what is to be done after every so many steps, in this order.
 
-# Settings that change nothing in what is trained.
-MAY_DIFFER = ("workdir", "gpus", "device_type", "data_dir", "steps_per_loop")
+        Not kept in `self`: a cycle of references would leave the job, and iterators
+        whose deletion takes the longer the older they are, to the garbage collector.
+        """
+        job, steps = self.job, self.position.num_steps(self.job.steps_per_epoch)
+        check = make_drift_check(job, self.show)
+        return [
+            loop.Periodic(job.settings.check_drift_every, check, steps),
+            loop.Periodic(self.checkpoint_steps, self._checkpoint_within_epoch, steps),
+        ]
+
+    def _complete_epoch(self, periodics):
+        """Trains and evaluates to the end of the epoch that the run stands in."""
+        job, epochs = self.job, self.job.settings.epochs
+        epoch = self.position.num_epochs + 1
+        point = self.position.point
+        run_pass = functools.partial(
+            loop.run_pass, steps_per_loop=job.settings.steps_per_loop
+        )
+        totals = step.make_totals(
+            point.totals.loss_sum, point.totals.num_correct, point.num_steps
+        )
+        guard = watchdog.Watchdog(job.settings.step_timeout, job.describe_replicas)
+        num_examples = len(job.dataset.train)
+        with self.show.epoch_progress(epoch, epochs, num_examples) as on_progress:
+            try:
+                trained = run_pass(
+                    job.train_segments,
+                    totals,
+                    start=point,
+                    periodics=periodics,
+                    on_call=functools.partial(self._after_call, on_progress),
+                    guard=guard.guard,
+                )
+            except loop.NotFiniteError as error:
+                raise self._stopped(error.num_steps) from error
+        try:
+            evaluated = run_pass(job.eval_segments, step.zero_totals())
+        except loop.NotFiniteError as error:
+            raise config.TrainingStoppedError(
+                f"the loss of the evaluation after epoch {epoch} is not finite; a "
+                "lower --learning_rate or --clip_norm may help"
+            ) from error
+        record = records.epoch_record(epoch, trained, evaluated)
+        self.position = states.Position((*self.position.records, record))
+        self.writer.write_epoch(epoch * job.steps_per_epoch, record)
+        self.show.line(terminal.epoch_line(record, epochs))
+        self._checkpoint_after_epoch()
+
+    def _after_call(self, on_progress, point):
+        """Shows the progress; ends the run if that was asked for."""
+        if on_progress:
+            on_progress(point.totals, point.seconds)
+        if not self.watch.is_asked:
+            return
+        where = f"interrupted after step {point.num_steps} of epoch "
+        where += str(self.position.num_epochs + 1)
+        if not self.writes_checkpoints:
+            raise config.InterruptedRunError(f"{where}; no checkpoint was asked for")
+        path = self._checkpoint(point)
+        raise config.InterruptedRunError(
+            f"{where}; wrote {path}; --workdir='{self.directory}' --resume=auto goes on"
+        )
+
+    def _checkpoint_within_epoch(self, steps_taken, point):
+        """Writes a checkpoint after so many steps."""
+        self._checkpoint(point)
+
+    def _checkpoint_after_epoch(self):
+        """Writes a checkpoint if one is due, or if it is the best or the last."""
+        if not self.writes_checkpoints:
+            return
+        accuracies = [record["eval_accuracy"] for record in self.position.records]
+        num_epochs = len(accuracies)
+        is_best = accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        is_due = self.checkpoint_epochs and num_epochs % self.checkpoint_epochs == 0
+        if is_best or is_due or num_epochs == self.job.settings.epochs:
+            path = self._checkpoint(loop.START)
+            if is_best:
+                checkpoints.mark_best(path)
+
+    def _checkpoint(self, point):
+        """Writes a checkpoint at a Point of the epoch; returns its path."""
+        position = dataclasses.replace(self.position, point=point)
+        return checkpoints.write(
+            self.directory / "checkpoints",
+            states.capture(self.job, position),
+            self.job.settings.keep,
+        )
+
+    def _stopped(self, num_steps):
+        """Returns the error of a step that is not finite, after so many of the pass."""
+        epoch = self.position.num_epochs
+        number = epoch * self.job.steps_per_epoch + num_steps + 1
+        found = self.job.find_not_finite(epoch, num_steps)
+        listed = "; ".join(finding.describe() for finding in found[:3])
+        listed = listed or "only the sum over the microbatches"
+        return config.TrainingStoppedError(
+            f"step {number} (epoch {epoch + 1}) was not taken, since it is not finite: "
+            f"{listed}; a lower --learning_rate or --clip_norm may help"
+        )
 
 
 def draw(directory):
@@ -95,59 +222,6 @@ def draw(directory):
     plots.save(plots.draw_curves([runs.read(directory)]), folder / "curves.png")
 
 
-def first_lines(job):
-    """Returns the lines that say what is about to be trained, on what and how."""
-    settings, dataset = job.settings, job.dataset
-    sizes = " + ".join(
-        f"{segment.num_steps} of {segment.global_batch_size}"
-        for segment in job.train_segments
-    )
-    added = f"{settings.microbatches} microbatches a batch, added in one fixed tree"
-    if not settings.microbatches:
-        added = "one microbatch a replica, added as the strategy does"
-    return [
-        f"model: {settings.model}, {job.model.count_params():,} parameters",
-        f"data: {dataset.name}, {len(dataset.train):,} training and "
-        f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
-        f"source: {dataset.source}",
-        f"devices: {job.devices.describe()}",
-        f"steps an epoch: {sizes} examples on {job.devices.num_replicas} replicas",
-        added,
-        f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
-        f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
-        *extra_lines(settings),
-    ]
-
-
-def describe_rate(settings):
-    """Returns the learning rate of resolved `settings`, and why it is that."""
-    text = f"{config.scaled_learning_rate(settings):g}"
-    if settings.lr_scaling != "none":
-        text += (
-            f" ({settings.learning_rate:g} for {config.reference_batch_size(settings)} "
-            f"examples, {settings.lr_scaling} in the global batch of "
-            f"{settings.global_batch_size})"
-        )
-    if settings.warmup_epochs:
-        text += f" after {settings.warmup_epochs:g} epochs of warm-up"
-    return f"{text} {settings.schedule}"
-
-
-def extra_lines(settings):
-    """Returns a line for each thing that not every run has."""
-    lines = []
-    if settings.augment:
-        flips = settings.dataset in recipes.DATASETS_TO_FLIP
-        mirrored = "mirrored at random" if flips else "not mirrored"
-        lines.append(f"augmented: random crops of the padded images, {mirrored}")
-    if settings.precision == "bfloat16" and not environment.computes_bfloat16():
-        lines.append(
-            "warning: this processor has no instructions for bfloat16 (AMX, "
-            "AVX512_BF16), which then takes many times as long as float32"
-        )
-    return lines
-
-
 def _trace(job):
     """Traces all that the run will call; returns the seconds it took."""
     start = time.monotonic()
@@ -155,36 +229,11 @@ def _trace(job):
     return time.monotonic() - start
 
 
-def _train_epochs(job, writer, show):
-    """Trains and evaluates for every epoch; returns their records."""
-    settings, records, steps = job.settings, [], 0
-    drift_check = loop.Periodic(settings.check_drift_every, make_drift_check(job, show))
-    run_pass = functools.partial(
-        loop.run_pass,
-        totals=step.zero_totals(),
-        steps_per_loop=settings.steps_per_loop,
-    )
-    for epoch in range(1, settings.epochs + 1):
-        with show.epoch_progress(
-            epoch, settings.epochs, len(job.dataset.train)
-        ) as on_progress:
-            trained = run_pass(
-                job.train_segments, on_progress=on_progress, periodic=drift_check
-            )
-            evaluated = run_pass(job.eval_segments)
-        steps += sum(segment.num_steps for segment in job.train_segments)
-        record = epoch_record(epoch, *trained, *evaluated)
-        records.append(record)
-        writer.write_epoch(steps, record)
-        show.line(terminal.epoch_line(record, settings.epochs))
-    return records
-
-
 def make_drift_check(job, show):
     """Returns a function of the steps taken that stops or resyncs drifted replicas."""
     find_drifts = drift.make_check(job.strategy, job.variables)
 
-    def check(steps_taken):
+    def check(steps_taken, point):
         drifts = find_drifts()
         if not drifts:
             return
@@ -196,40 +245,3 @@ def make_drift_check(job, show):
         show.line(f"{what}; resynced from replica 0")
 
     return check
-
-
-def epoch_record(epoch, train_totals, train_seconds, eval_totals, eval_seconds):
-    """Returns one entry of summary.json's "epochs"."""
-    return {
-        "epoch": epoch,
-        "train_loss": train_totals.mean_loss,
-        "train_accuracy": train_totals.accuracy,
-        "eval_loss": eval_totals.mean_loss,
-        "eval_accuracy": eval_totals.accuracy,
-        "train_seconds": train_seconds,
-        "eval_seconds": eval_seconds,
-        "images_per_second": train_totals.num_examples / train_seconds,
-    }
-
-
-def summarize(job, trace_seconds, records):
-    """Returns what summary.json holds."""
-    settings, num_replicas = job.settings, job.devices.num_replicas
-    return {
-        "model": settings.model,
-        "dataset": settings.dataset,
-        "num_train_examples": len(job.dataset.train),
-        "num_eval_examples": len(job.dataset.eval),
-        "num_replicas": num_replicas,
-        "num_workers": 1,
-        "devices": list(job.devices.names),
-        "stand_in_devices": job.devices.are_stand_ins,
-        "global_batch_size": settings.global_batch_size,
-        "num_microbatches": settings.microbatches or num_replicas,
-        "precision": settings.precision,
-        "seed": settings.seed,
-        "trace_seconds": trace_seconds,
-        "epochs": records,
-        "final_eval_accuracy": records[-1]["eval_accuracy"],
-        "weights_sha256": metrics.weights_sha256(job.model.variables),
-    }

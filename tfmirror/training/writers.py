@@ -6,11 +6,14 @@ with RunWriter(directory) as writer:
     writer.write_epoch(step=12, record={...})
 """
 
+import contextlib
 import datetime
 import json
 import os
 import pathlib
+import shutil
 
+import filelock
 import tensorflow as tf
 
 from tfmirror import config, metrics
@@ -84,14 +87,66 @@ def write_json(path, content):
     unfinished.replace(path)
 
 
+def save_model(model, path):
+    """Writes a Keras model as the file `path`: whole, or not at all."""
+    unfinished = path.with_name(f"unfinished-{path.name}")
+    model.save(unfinished)
+    unfinished.replace(path)
+
+
+@contextlib.contextmanager
+def lock(directory):
+    """Keeps other processes from training in `directory`.
+
+    The lock ends with the process, however that ends.
+
+    Raises:
+      InputError: another one does so.
+    """
+    held = filelock.FileLock(pathlib.Path(directory) / ".lock")
+    try:
+        held.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise config.InputError(
+            f"workdir is in use: another process trains in {str(directory)!r}"
+        ) from error
+    try:
+        yield
+    finally:
+        held.release()
+
+
+@contextlib.contextmanager
+def stops_on_os_errors(directory):
+    """Makes what the system refuses, such as a file on a full disk, stop the training.
+
+    Raises:
+      TrainingStoppedError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise config.TrainingStoppedError(
+            f"{directory} can't be written: {error.strerror or error}; the checkpoints "
+            f"in it are whole: call again with --workdir='{directory}' --resume=auto"
+        ) from error
+
+
 class RunWriter:
     """Writes the files of one run directory; a context manager, closed once."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, records=(), steps_per_epoch=0):
+        """`records` are of epochs that a run before had finished; they are kept.
+
+        What it wrote of later ones, which are trained again, is not.
+        """
         self.directory = pathlib.Path(directory)
-        self._lines = open(self.directory / "metrics.jsonl", "a", encoding="utf-8")
         events = self.directory / "tensorboard"
+        shutil.rmtree(events, ignore_errors=True)
+        self._lines = open(self.directory / "metrics.jsonl", "w", encoding="utf-8")
         self._events = tf.summary.create_file_writer(str(events))
+        for record in records:
+            self.write_epoch(record["epoch"] * steps_per_epoch, record)
 
     def __enter__(self):
         return self

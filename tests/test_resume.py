@@ -1,0 +1,237 @@
+"""A run that was interrupted ends as the run that never was, to the bit."""
+
+import dataclasses
+import json
+import pathlib
+import resource
+
+import pytest
+
+from tfmirror import config
+from tfmirror.reporting import runs
+from tfmirror.training import interruption, run
+
+# Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
+SETTINGS = config.TrainConfig(
+    gpus=4,
+    microbatches=4,
+    global_batch_size=32,
+    limit_train_examples=100,
+    limit_eval_examples=40,
+    epochs=2,
+    momentum=0.9,
+    schedule="cosine",
+    warmup_epochs=0.5,
+    ema_decay=0.9,
+    augment=True,
+    steps_per_loop=1,
+)
+STEPS_PER_EPOCH = 4
+
+
+def train(folder, **changes):
+    """Trains in `folder`, going on with what is there."""
+    settings = {"workdir": str(folder), "resume": "auto"} | changes
+    return run.train(dataclasses.replace(SETTINGS, **settings))
+
+
+def without_times(summary):
+    """Returns a summary without what a clock or the devices decide."""
+    of_devices = ("workdir", "trace_seconds", "devices", "num_replicas")
+    kept = {k: v for k, v in summary.items() if k not in of_devices}
+    times = ("train_seconds", "eval_seconds", "images_per_second")
+    kept["epochs"] = [
+        {k: v for k, v in record.items() if k not in times}
+        for record in summary["epochs"]
+    ]
+    return kept
+
+
+def interrupt_after(monkeypatch, num_calls):
+    """Lets the next run be asked to end after so many steps."""
+
+    class Asked(interruption.Watch):
+        calls = 0
+
+        @property
+        def is_asked(self):
+            self.calls += 1
+            return self.calls >= num_calls
+
+    monkeypatch.setattr(interruption, "Watch", Asked)
+
+
+def stop(monkeypatch, folder, num_steps, **changes):
+    """Trains so many steps in `folder`; returns what is said at the end."""
+    interrupt_after(monkeypatch, num_steps)
+    try:
+        train(folder, **changes)
+        pytest.fail("was not interrupted")
+    except config.InterruptedRunError as error:
+        return str(error)
+    finally:
+        monkeypatch.undo()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The summary of the run that is never stopped."""
+    return train(tmp_path_factory.mktemp("runs") / "whole")
+
+
+def test_stopped_on_four_and_on_one_it_ends_on_two_to_the_bit(
+    whole, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "a run, interrupted"
+    said = stop(monkeypatch, folder, 2, gpus=4)
+    assert "interrupted after step 2 of epoch 1; wrote" in said
+    assert f"--workdir='{folder}' --resume=auto" in said
+    assert not (folder / "summary.json").exists()
+    stop(monkeypatch, folder, 3, gpus=1)  # 2 left of the first epoch, 1 of the second
+    assert runs.read(folder).values("epoch") == [1]
+    resumed = train(folder, gpus=2)
+    assert without_times(resumed) == without_times(whole)
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    assert resumed["num_replicas"] == 2 and whole["num_replicas"] == 4
+    assert "resumed from" in capsys.readouterr().out
+    assert runs.read(folder).values("epoch") == [1, 2]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == [STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH]
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
+def test_a_finished_run_is_not_run_again(whole, capsys):
+    capsys.readouterr()
+    again = train(whole["workdir"])
+    assert again == whole
+    assert capsys.readouterr().out == f"finished already: {whole['workdir']}\n"
+    with pytest.raises(config.InputError, match="holds a run already"):
+        train(whole["workdir"], resume="never")
+
+
+def test_killed_between_the_last_checkpoint_and_the_summary(whole, tmp_path):
+    folder = tmp_path / "run"
+    train(folder)
+    (folder / "summary.json").unlink()
+    (folder / "metrics.jsonl").write_text('{"half a li')
+    assert without_times(train(folder)) == without_times(whole)
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    stop(monkeypatch, folder, 3, checkpoint_every="1step")
+    last = folder / "checkpoints" / "step-000000003.npz"
+    last.write_bytes(last.read_bytes()[:-9])
+    assert train(folder)["weights_sha256"] == whole["weights_sha256"]
+    out = capsys.readouterr().out
+    assert f"warning: {last} is passed over" in out
+    assert "resumed from" in out and "step-000000002.npz" in out
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(whole, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(
+        (pathlib.Path(whole["workdir"]) / "config.json").read_text()
+    )
+    assert train(tmp_path)["weights_sha256"] == whole["weights_sha256"]
+    assert "the run starts anew" in capsys.readouterr().out
+
+
+def test_more_epochs_go_on_from_the_end_in_a_new_folder(whole, tmp_path):
+    longer = train(
+        tmp_path / "longer",
+        resume=whole["workdir"],
+        epochs=3,
+        resume_override="epochs",
+    )
+    assert [record["epoch"] for record in longer["epochs"]] == [1, 2, 3]
+    assert without_times(longer)["epochs"][:2] == without_times(whole)["epochs"]
+    best = pathlib.Path(whole["workdir"]) / "checkpoints" / "best.npz"
+    again = train(tmp_path / "again", resume=str(best), schedule="cosine")
+    assert without_times(again) == without_times(whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"learning_rate": 0.1},
+            "other settings: learning_rate 0.3, now 0.1; give the same as then, or "
+            "--resume_override=learning_rate",
+        ),
+        (
+            {"momentum": 0.5, "epochs": 9},
+            "epochs 2, now 9; momentum 0.9, now 0.5; give the same as then$",
+        ),
+        ({"dataset": "synthetic"}, "dataset 'digits', now 'synthetic'"),
+        ({"model": "resnet18", "epochs": 2}, "model 'cnn', now 'resnet18'"),
+        ({"microbatches": 0}, "microbatches 4, now 0"),
+        ({"epochs": 1, "resume_override": "epochs"}, "epochs must be at least 2"),
+        ({"resume": "nowhere.npz"}, "'nowhere.npz' can't be used: No such file"),
+        ({"resume": "/"}, "resume must be a run with a whole checkpoint: got '/'"),
+    ],
+)
+def test_a_run_of_other_settings_is_refused(whole, changes, says, tmp_path):
+    changes = {"resume": whole["workdir"]} | changes
+    with pytest.raises(config.InputError, match=says):
+        train(tmp_path / "new", **changes)
+    assert not (tmp_path / "new").exists()
+
+
+def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
+    from tfmirror.data import datasets
+
+    folder = tmp_path / "run"
+    stop(monkeypatch, folder, 2)
+    load = datasets.load
+
+    def load_other(*args):
+        dataset = load(*args)
+        dataset.train.images[5, 0, 0] += 1
+        return dataset
+
+    monkeypatch.setattr(datasets, "load", load_other)
+    with pytest.raises(config.InputError, match="trained on other data"):
+        train(folder)
+
+
+def test_without_a_fixed_tree_another_number_of_replicas_must_be_asked_for(
+    tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    stop(monkeypatch, folder, 2, microbatches=0, gpus=2)
+    with pytest.raises(config.InputError, match="gpus 2, now 1; .*=gpus"):
+        train(folder, microbatches=0, gpus=1)
+    train(folder, microbatches=0, gpus=1, resume_override="gpus")
+
+
+def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_path):
+    folder = tmp_path / "run"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
+    try:
+        with pytest.raises(config.TrainingStoppedError) as error:
+            train(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "can't be written: File too large" in str(error.value)
+    assert list((folder / "checkpoints").iterdir()) == []
+    assert train(folder)["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_two_runs_in_one_folder_are_refused(whole, tmp_path):
+    from tfmirror.training import writers
+
+    (tmp_path / "config.json").write_text(
+        (pathlib.Path(whole["workdir"]) / "config.json").read_text()
+    )
+    with writers.lock(tmp_path):
+        with pytest.raises(config.InputError, match="in use: another process trains"):
+            train(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_without_checkpoints_an_interrupted_run_says_so(tmp_path, monkeypatch):
+    said = stop(monkeypatch, tmp_path / "run", 1, checkpoint_every="")
+    assert "no checkpoint was asked for" in said
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,0 +1,98 @@
+"""What a run says of itself: its first lines, its records, its summary."""
+
+from tfmirror import config, metrics, recipes
+from tfmirror.training import environment
+
+
+def first_lines(job):
+    """Returns the lines that say what is about to be trained, on what and how."""
+    settings, dataset = job.settings, job.dataset
+    sizes = " + ".join(
+        f"{segment.num_steps} of {segment.global_batch_size}"
+        for segment in job.train_segments
+    )
+    added = f"{settings.microbatches} microbatches a batch, added in one fixed tree"
+    if not settings.microbatches:
+        added = "one microbatch a replica, added as the strategy does"
+    return [
+        f"model: {settings.model}, {job.model.count_params():,} parameters",
+        f"data: {dataset.name}, {len(dataset.train):,} training and "
+        f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
+        f"source: {dataset.source}",
+        f"devices: {job.devices.describe()}",
+        f"steps an epoch: {sizes} examples on {job.devices.num_replicas} replicas",
+        added,
+        f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
+        f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
+        *extra_lines(settings),
+    ]
+
+
+def describe_rate(settings):
+    """Returns the learning rate of resolved `settings`, and why it is that."""
+    text = f"{config.scaled_learning_rate(settings):g}"
+    if settings.lr_scaling != "none":
+        text += (
+            f" ({settings.learning_rate:g} for {config.reference_batch_size(settings)} "
+            f"examples, {settings.lr_scaling} in the global batch of "
+            f"{settings.global_batch_size})"
+        )
+    if settings.warmup_epochs:
+        text += f" after {settings.warmup_epochs:g} epochs of warm-up"
+    return f"{text} {settings.schedule}"
+
+
+def extra_lines(settings):
+    """Returns a line for each thing that not every run has."""
+    lines = []
+    if settings.augment:
+        flips = settings.dataset in recipes.DATASETS_TO_FLIP
+        mirrored = "mirrored at random" if flips else "not mirrored"
+        lines.append(f"augmented: random crops of the padded images, {mirrored}")
+    if settings.precision == "bfloat16" and not environment.computes_bfloat16():
+        lines.append(
+            "warning: this processor has no instructions for bfloat16 (AMX, "
+            "AVX512_BF16), which then takes many times as long as float32"
+        )
+    return lines
+
+
+def epoch_record(epoch, trained, evaluated):
+    """Returns one entry of summary.json's "epochs".
+
+    Args:
+      trained, evaluated: loop.Points at the ends of both passes.
+    """
+    return {
+        "epoch": epoch,
+        "train_loss": trained.totals.mean_loss,
+        "train_accuracy": trained.totals.accuracy,
+        "eval_loss": evaluated.totals.mean_loss,
+        "eval_accuracy": evaluated.totals.accuracy,
+        "train_seconds": trained.seconds,
+        "eval_seconds": evaluated.seconds,
+        "images_per_second": trained.totals.num_examples / trained.seconds,
+    }
+
+
+def summarize(job, trace_seconds, records):
+    """Returns what summary.json holds."""
+    settings, num_replicas = job.settings, job.devices.num_replicas
+    return {
+        "model": settings.model,
+        "dataset": settings.dataset,
+        "num_train_examples": len(job.dataset.train),
+        "num_eval_examples": len(job.dataset.eval),
+        "num_replicas": num_replicas,
+        "num_workers": 1,
+        "devices": list(job.devices.names),
+        "stand_in_devices": job.devices.are_stand_ins,
+        "global_batch_size": settings.global_batch_size,
+        "num_microbatches": settings.microbatches or num_replicas,
+        "precision": settings.precision,
+        "seed": settings.seed,
+        "trace_seconds": trace_seconds,
+        "epochs": list(records),
+        "final_eval_accuracy": records[-1]["eval_accuracy"],
+        "weights_sha256": metrics.weights_sha256(job.model.variables),
+    }
