@@ -56,10 +56,10 @@ def batch_parts(
         return tf.gather(images, indices), tf.gather(labels, indices)
 
     counter = tf.data.Dataset.counter(skipped_batches * num_parts)
-    return counter.map(part).prefetch(2 * num_parts).with_options(_options())
+    return counter.map(part).prefetch(2 * num_parts).with_options(untuned_options())
 
 
-def _options():
+def untuned_options():
     """Returns the options of the pipeline: nothing is tuned while it runs.
 
     There is nothing to tune, and TensorFlow 2.21 waits up to a minute for the thread

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfmirror.data import pipeline
 
@@ -56,6 +57,7 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
         shuffle_seed=shuffle_seed,
         skipped_batches=skipped,
     )
+    _leave_device_datasets_untuned()
     iterator = iter(strategy.distribute_datasets_from_function(lambda context: parts))
     steps = make_steps(plan)
 
@@ -63,3 +65,22 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
         return steps(iterator, tf.constant(num_steps, tf.int64), totals)
 
     return Segment(plan.num_batches, plan.global_batch_size, run)
+
+
+def _leave_device_datasets_untuned():
+    """Turns autotuning off in the datasets that tf.distribute adds for each device.
+
+    There is nothing to tune in them, and the deletion of an iterator waits for the
+    thread that would, up to a minute. There is no public way to reach them: a private
+    function (TensorFlow 2.21, data/ops/multi_device_iterator_ops.py) is wrapped once;
+    `test_device_datasets_are_not_tuned` fails when it changes.
+    """
+    create = multi_device_iterator_ops._create_device_dataset
+    if hasattr(create, "is_untuned"):
+        return
+
+    def create_untuned(*args, **kwargs):
+        return create(*args, **kwargs).with_options(pipeline.untuned_options())
+
+    create_untuned.is_untuned = True
+    multi_device_iterator_ops._create_device_dataset = create_untuned
