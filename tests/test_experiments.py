@@ -123,11 +123,11 @@ def test_sweep_runs_each_combination_once_and_goes_on_after_an_interruption(
     lists[0] = "--gpus=1,2,3"
     assert call(experiment, experiment.SweepConfig, *argv, *lists) == 0
     assert capsys.readouterr().out.count("traced and compiled") == 1 + 2
-    assert (tmp_path / f"{folders[0]}-interrupted1" / "metrics.jsonl").exists()
+    assert (tmp_path / folders[0] / "summary.json").exists()
     # The same names with other settings are refused, not mixed.
     argv[2] = "--limit_train_examples=32"
     assert call(experiment, experiment.SweepConfig, *argv, *lists) == 2
-    assert "holds a run with limit_train_examples=64" in capsys.readouterr().err
+    assert "limit_train_examples 64, now 32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
