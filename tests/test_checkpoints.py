@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import resource
+import zipfile
 
 import numpy as np
 import pytest
@@ -144,8 +145,6 @@ def test_pickles_are_not_loaded(tmp_path):
     np.savez(buffer, variable0=np.array([{}], object))
     content = checkpoints.to_bytes(make_state())
     # The real thing, with an array of objects in the place of the first variable.
-    import zipfile
-
     out = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as real,

@@ -135,3 +135,4 @@ def test_explicit_shares_alone_say_how_many_microbatches_there_are():
 
 def test_every_model_has_a_recipe_and_every_recipe_a_model():
     assert set(models.BUILDERS) - {"probe"} == set(config.RECIPES)
+    assert set(models.INITIALIZERS) == set(config.INITS)

@@ -123,7 +123,11 @@ def test_any_number_of_runs_is_drawn(tmp_path, names):
     given = [runs.read(write_run(tmp_path / name)) for name in names]
     drawn = plots.draw_curves(given)
     assert plots.to_png(drawn).startswith(PNG)
-    solid = [x for x in drawn.axes[2].lines if x.get_linestyle() == "-" and len(x._x)]
+    solid = [
+        x
+        for x in drawn.axes[2].lines
+        if x.get_linestyle() == "-" and len(x.get_xdata())
+    ]
     assert len(solid) == len(names)
     np.testing.assert_array_equal(solid[0].get_xydata(), [[1, 0.5], [2, 0.7]])
     by_seconds = [line for line in drawn.axes[3].lines if len(line.get_xdata())]

@@ -151,6 +151,23 @@ def test_more_epochs_go_on_from_the_end_in_a_new_folder(whole, tmp_path):
     assert without_times(again) == without_times(whole)
 
 
+def test_a_run_made_longer_is_not_finished_until_it_is(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    train(folder, epochs=1)
+    longer = {"epochs": 2, "resume_override": "epochs"}
+    stop(monkeypatch, folder, 2, **longer)
+    assert not runs.read(folder).is_finished
+    assert len(train(folder, **longer)["epochs"]) == 2
+
+
+def test_a_finished_run_without_checkpoints_is_not_written_over(tmp_path):
+    folder = tmp_path / "run"
+    first = train(folder, epochs=1, checkpoint_every="")
+    with pytest.raises(config.InputError, match="finished run without a checkpoint"):
+        train(folder, epochs=2, resume_override="epochs")
+    assert train(folder, epochs=1) == first
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

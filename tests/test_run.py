@@ -9,7 +9,7 @@ import pytest
 
 from tfmirror import config
 from tfmirror.data import datasets
-from tfmirror.training import environment, run
+from tfmirror.training import environment, records, run
 
 SUMMARY_KEYS = (
     "model dataset num_train_examples num_eval_examples num_replicas num_workers "
@@ -100,7 +100,9 @@ def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas)
 
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
-    with pytest.raises(config.TrainingStoppedError, match="step 2 .* not finite"):
+    with pytest.raises(
+        config.TrainingStoppedError, match="step 2 .* replica 0, microbatch 0"
+    ):
         train(tmp_path / "run", learning_rate=1e30)
     assert not (tmp_path / "run" / "summary.json").exists()
 
@@ -126,6 +128,19 @@ def test_parse_cpuinfo_takes_the_first_processor():
         "flags": ["amx_tile", "avx512f"],
     }
     assert environment.parse_cpuinfo("") == {"model": "", "flags": []}
+
+
+@pytest.mark.parametrize(
+    ("flag", "warns"), [("amx_bf16", False), ("avx512_bf16", False), ("avx2", True)]
+)
+def test_bfloat16_without_instructions_for_it_is_warned_of(
+    tmp_path, monkeypatch, flag, warns
+):
+    (tmp_path / "cpuinfo").write_text(f"model name: A\nflags: fpu {flag}\n")
+    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+    settings = config.TrainConfig(precision="bfloat16")
+    assert bool(records.extra_lines(settings)) == warns
+    assert records.extra_lines(config.TrainConfig()) == []
 
 
 @pytest.mark.slow

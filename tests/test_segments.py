@@ -11,13 +11,12 @@ from tfmirror.parallel import segments, step
 def test_device_datasets_are_not_tuned(monkeypatch):
     """TensorFlow still makes them by the function that is wrapped."""
     original = multi_device_iterator_ops._create_device_dataset
-    if hasattr(original, "is_untuned"):
-        original = original.__closure__[0].cell_contents
-    made = []
+    original = getattr(original, "__wrapped__", original)
+    calls = []
 
     def record(*args, **kwargs):
-        made.append(original(*args, **kwargs))
-        return made[-1]
+        calls.append((args, kwargs))
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(multi_device_iterator_ops, "_create_device_dataset", record)
     strategy = make_strategy(2)
@@ -29,6 +28,8 @@ def test_device_datasets_are_not_tuned(monkeypatch):
         [make_plan((4, 4), 2)],
         functools.partial(step.make_train_steps, strategy, model, update),
     )
-    assert len(made) == 2  # one a replica
+    assert len(calls) == 2  # one a replica
+    args, kwargs = calls[0]
+    assert original(*args, **kwargs).options().autotune.enabled is not False
     wrapped = multi_device_iterator_ops._create_device_dataset
-    assert wrapped.is_untuned and wrapped is not record
+    assert wrapped(*args, **kwargs).options().autotune.enabled is False

@@ -130,3 +130,14 @@ def test_a_run_of_resnet18_with_sync(tmp_path):
         workdir=str(tmp_path / "run"),
     )
     assert np.isfinite(run.train(settings)["epochs"][0]["train_loss"])
+
+
+def test_the_fused_kernel_gives_way():
+    """It takes statistics of one microbatch, whatever `_moments` would give."""
+    from tfmirror import models
+
+    model = models.build("probe", (28, 28, 1), 10)
+    norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    assert len(norms) == 2 and all("call" in vars(norm) for norm in norms)
+    sync_batch_norm.synchronize(model)
+    assert not any("call" in vars(norm) for norm in norms)

@@ -5,6 +5,7 @@ totals = segments[0].run(10, step.zero_totals())
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -76,11 +77,11 @@ def _leave_device_datasets_untuned():
     `test_device_datasets_are_not_tuned` fails when it changes.
     """
     create = multi_device_iterator_ops._create_device_dataset
-    if hasattr(create, "is_untuned"):
+    if hasattr(create, "__wrapped__"):
         return
 
+    @functools.wraps(create)
     def create_untuned(*args, **kwargs):
         return create(*args, **kwargs).with_options(pipeline.untuned_options())
 
-    create_untuned.is_untuned = True
     multi_device_iterator_ops._create_device_dataset = create_untuned

@@ -279,11 +279,6 @@ def _is_finite(value):
 
 
 def _run_branch(strategy, replica_function, *args):
-    """Runs a function on every replica as a branch of a graph; returns a number."""
-
-    def run(*args):
-        replica_function(*args)
-        return tf.zeros([], tf.int32)
-
-    strategy.run(run, args=args)
+    """Runs a function on every replica; returns 0, as a branch of a graph must."""
+    strategy.run(replica_function, args=args)
     return 0

@@ -14,6 +14,11 @@ from matplotlib import figure, ticker
 PIXELS_PER_INCH = 150
 LONGEST_LABEL = 48  # characters
 QUANTITIES = {"loss": "mean loss (nats)", "accuracy": "accuracy"}
+STYLES = {"evaluation": "-", "training": "--"}
+AXES = {
+    "epochs": "epochs of training",
+    "seconds": "seconds of training and evaluation",
+}
 COLORS = matplotlib.color_sequences["tab10"]
 
 
@@ -25,15 +30,12 @@ def draw_curves(runs):
     drawn = figure.Figure(figsize=(10, 6.6), layout="constrained")
     axes = drawn.subplots(2, 2, sharey="row")
     for row, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
-        for ax, against in zip(row, ("epochs", "seconds"), strict=True):
+        for ax, against in zip(row, AXES, strict=True):
             _draw_quantity(ax, runs, quantity, against)
-            _label(ax, f"{against} of training" if against == "epochs" else _SECONDS)
+            _label(ax, AXES[against])
         row[0].set_ylabel(label)
     _draw_legend(drawn, axes[0, 0], runs)
     return drawn
-
-
-_SECONDS = "seconds of training and evaluation"
 
 
 def draw_accuracy(runs):
@@ -42,7 +44,7 @@ def draw_accuracy(runs):
     ax = drawn.subplots()
     for number, run in enumerate(runs, start=1):
         _draw_line(ax, run.values("epoch"), run.values("eval_accuracy"), number)
-    _label(ax, "epochs of training")
+    _label(ax, AXES["epochs"])
     ax.set_ylabel("test accuracy")
     _draw_legend(drawn, ax, runs, styles={})
     return drawn
@@ -133,10 +135,7 @@ def _label(ax, x_label):
     ax.grid(alpha=0.3)
 
 
-_STYLES = {"evaluation": "-", "training": "--"}
-
-
-def _draw_legend(drawn, ax, runs, styles=_STYLES):
+def _draw_legend(drawn, ax, runs, styles=STYLES):
     """Draws a legend below: a colour for each run, a style for each set."""
     handles, labels = [], []
     for number, run in enumerate(runs, start=1):

@@ -54,6 +54,11 @@ def find(settings, warn):
         return Earlier(directory, summary=_read_json(directory / "summary.json"))
     if state:
         warn(f"resumed from {path}")
+    elif (directory / "summary.json").exists():
+        raise config.InputError(
+            f"{directory} holds a finished run without a checkpoint to go on from; "
+            "choose another --workdir"
+        )
     else:
         warn(f"no checkpoint in {directory}: the run starts anew")
     return Earlier(directory, state)

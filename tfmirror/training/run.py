@@ -87,6 +87,8 @@ class Run:
             for text in records.first_lines(job):
                 self.show.line(text)
             self.show.line(f"run directory: {self.directory}")
+            # Of the run that this one makes longer; left there, it would seem whole.
+            (self.directory / "summary.json").unlink(missing_ok=True)
             self.writer.write_json("config.json", dataclasses.asdict(settings))
             self.writer.write_json(
                 "environment.json", environment.describe(job.devices)
@@ -128,13 +130,13 @@ class Run:
         job, epochs = self.job, self.job.settings.epochs
         epoch = self.position.num_epochs + 1
         point = self.position.point
+        dog = watchdog.Watchdog(job.settings.step_timeout, job.describe_replicas)
         run_pass = functools.partial(
-            loop.run_pass, steps_per_loop=job.settings.steps_per_loop
+            loop.run_pass, steps_per_loop=job.settings.steps_per_loop, guard=dog.guard
         )
         totals = step.make_totals(
             point.totals.loss_sum, point.totals.num_correct, point.num_steps
         )
-        guard = watchdog.Watchdog(job.settings.step_timeout, job.describe_replicas)
         num_examples = len(job.dataset.train)
         with self.show.epoch_progress(epoch, epochs, num_examples) as on_progress:
             try:
@@ -144,7 +146,6 @@ class Run:
                     start=point,
                     periodics=periodics,
                     on_call=functools.partial(self._after_call, on_progress),
-                    guard=guard.guard,
                 )
             except loop.NotFiniteError as error:
                 raise self._stopped(error.num_steps) from error
