@@ -1,5 +1,6 @@
 """A checkpoint is whole or not there, and a damaged one is never read."""
 
+import contextlib
 import errno
 import io
 import os
@@ -159,24 +160,27 @@ def test_pickles_are_not_loaded(tmp_path):
         checkpoints.from_bytes(body + checkpoints._digest(body))
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    """No file may grow beyond 2,000 bytes."""
+    """No file may grow beyond 2,000 bytes.
+
+    Not a fixture: that would last while pytest writes its own output, maybe to a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_leaves_the_one_before_and_nothing_half_written(
-    tmp_path, small_disk
-):
+def test_a_full_disk_leaves_the_one_before_and_nothing_half_written(tmp_path):
     small = make_state(1)
     small.variables.pop("cnn/conv1/kernel")
     first = checkpoints.write(tmp_path, small, keep=1)
     large = make_state(2)
     large.variables["large"] = np.zeros(1000)
-    with pytest.raises(OSError) as error:
+    with pytest.raises(OSError) as error, small_disk():
         checkpoints.write(tmp_path, large, keep=1)
     assert error.value.errno == errno.EFBIG
     assert [p.name for p in tmp_path.iterdir()] == [first.name]
