@@ -8,14 +8,18 @@ os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import pytest
+import tensorflow as tf
 
+from tfmirror import config
 from tfmirror.parallel import devices
+from tfmirror.training import run
 
 SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_configure():
     devices.choose(8, "cpu")
+    tf.get_logger().setLevel("ERROR")  # as the commands do
 
 
 @pytest.fixture
@@ -35,3 +39,20 @@ def _real_data(name):
     if not folder.is_dir():
         pytest.skip(f"no real {name} at {folder}")
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """Run directory of a short run on two replicas, with averaged weights."""
+    folder = tmp_path_factory.mktemp("finished") / "a run, ü"
+    settings = config.TrainConfig(
+        gpus=2,
+        epochs=2,
+        limit_train_examples=300,
+        limit_eval_examples=75,
+        learning_rate=0.05,
+        ema_decay=0.5,
+        workdir=str(folder),
+    )
+    run.train(settings)
+    return folder

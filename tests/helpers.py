@@ -105,3 +105,25 @@ def write_idx_folder(folder, train, evaluation, joint="-", packed=True):
                 ending, content = ending + ".gz", gzip.compress(content)
             (folder / f"{stem}{joint}{ending}").write_bytes(content)
     return str(folder)
+
+
+def faults(content, other):
+    """Yields (what was done, bytes) for each of 76 faults of a file.
+
+    Args:
+      content: of the whole file.
+      other: of another file of the same kind.
+    """
+    rng = np.random.default_rng(0)
+    for k in range(20):
+        yield f"cut at {k}/20", content[: len(content) * k // 20]
+    yield "cut by one byte", content[:-1]
+    for bit in rng.choice(8 * len(content), 50, replace=False):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << (bit % 8)
+        yield f"bit {bit} flipped", bytes(changed)
+    yield "emptied", b""
+    yield "zeros", bytes(len(content))
+    yield "bytes added", content + b"\0"
+    yield "another file's", other
+    yield "text", b"{}" * 100

@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from helpers import faults
 
 from tfmirror import metrics
 from tfmirror.training import checkpoints, loop, state
@@ -26,6 +27,7 @@ def make_state(num_steps=7, seed=0):
             loop.Point(3, metrics.Totals(1e17 / 3, 12, 96), 1.25),
         ),
         num_steps=num_steps,
+        model={"input_shape": [28, 28, 1], "num_classes": 10, "variables": ["ü/a"]},
         variables={
             "cnn/conv1/kernel": rng.normal(size=(3, 3, 1, 4)).astype(np.float32),
             "sgd/iteration": np.array(num_steps, np.int64),
@@ -36,7 +38,7 @@ def make_state(num_steps=7, seed=0):
 
 def assert_equal(one, other):
     """Asserts that two States are the same to the bit."""
-    for name in ("settings", "data_sha256", "position", "num_steps"):
+    for name in ("settings", "data_sha256", "position", "num_steps", "model"):
         assert getattr(one, name) == getattr(other, name)
     assert list(one.variables) == list(other.variables)
     for name, array in one.variables.items():
@@ -95,23 +97,6 @@ def test_the_latest_whole_one_is_taken_and_damaged_ones_are_named(tmp_path):
 def test_there_may_be_none(tmp_path):
     assert checkpoints.latest(tmp_path / "nowhere", print) == (None, None)
     assert checkpoints.latest(tmp_path, print) == (None, None)
-
-
-def faults(content, other):
-    """Yields (what was done, bytes) for each fault of a file."""
-    rng = np.random.default_rng(0)
-    for k in range(20):
-        yield f"cut at {k}/20", content[: len(content) * k // 20]
-    yield "cut by one byte", content[:-1]
-    for bit in rng.choice(8 * len(content), 50, replace=False):
-        changed = bytearray(content)
-        changed[bit // 8] ^= 1 << (bit % 8)
-        yield f"bit {bit} flipped", bytes(changed)
-    yield "emptied", b""
-    yield "zeros", bytes(len(content))
-    yield "bytes added", content + b"\0"
-    yield "another step's", other
-    yield "text", b"{}" * 100
 
 
 def test_every_fault_of_a_file_is_recognised(tmp_path, capsys):

@@ -11,6 +11,9 @@ CLASSES = [
     command_config.InspectConfig,
     command_config.VerifyConfig,
     command_config.ReportConfig,
+    command_config.EvaluateConfig,
+    command_config.PredictConfig,
+    command_config.ExportConfig,
 ]
 
 

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 import pytest
-from helpers import idx_bytes, make_examples, write_idx_folder
+from helpers import faults, idx_bytes, make_examples, write_idx_folder
 
 from tfmirror import config
 from tfmirror.data import idx
@@ -89,3 +89,21 @@ def test_a_folder_without_idx_files_is_none_and_a_missing_one_is_named(tmp_path)
     pathlib.Path(tmp_path, "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(config.InputError, match="t10k-labels-idx1-ubyte.gz is missing"):
         idx.find_idx_files(tmp_path)
+
+
+def test_every_fault_of_a_packed_file_is_recognised_or_harmless(tmp_path, capsys):
+    path, count, harmless = tmp_path / "a.gz", 0, []
+    other = gzip.compress(idx_bytes(ARRAY[:4]))
+    for what, damaged in faults(gzip.compress(WHOLE), other):
+        path.write_bytes(damaged)
+        count += 1
+        try:
+            found = idx.read_idx(path, 3)
+        except config.InputError:
+            continue
+        if what != "another file's":  # whole, but of other data
+            np.testing.assert_array_equal(found, ARRAY, what)
+        harmless.append(what)
+    assert count == 76 and len(harmless) < 15
+    with capsys.disabled():
+        print(f"\n{count} faults of a packed IDX file, {len(harmless)} harmless")

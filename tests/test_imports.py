@@ -25,6 +25,9 @@ ROOMS = {
     "tfmirror.inspect_replicas": 5,
     "tfmirror.verify": 5,
     "tfmirror.report": 5,
+    "tfmirror.evaluate": 5,
+    "tfmirror.predict": 5,
+    "tfmirror.export": 5,
     "experiments": 6,
 }
 

@@ -1,11 +1,14 @@
 """tensorflow-datasets: prepared data are read, and what can't be had is one line."""
 
+import multiprocessing
+import pathlib
+
 import numpy as np
 import pytest
 import requests
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from helpers import make_examples
+from helpers import faults, make_examples
 
 from tfmirror import config
 from tfmirror.data import datasets, idx, tfds_source
@@ -101,3 +104,98 @@ def test_text_data_are_refused_before_anything_is_downloaded(tmp_path, monkeypat
     monkeypatch.setattr(tfds_source, "_download", lambda *_: pytest.fail("downloads"))
     with pytest.raises(config.InputError, match="it has text, label|has label, text"):
         datasets.load("imdb_reviews", str(tmp_path))
+
+
+def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(tmp_path, capsys):
+    train, evaluation = make_examples(9, seed=1), make_examples(4, seed=2)
+    prepare(tmp_path, "own_set", {"train": train, "test": evaluation})
+    whole = datasets.sha256(datasets.load("own_set", str(tmp_path)))
+    folder = tmp_path / "own_set" / "1.0.0"
+    (shard,) = folder.glob("*-test.tfrecord*")
+    (other,) = folder.glob("*-train.tfrecord*")
+    content, count, harmless = shard.read_bytes(), 0, []
+    for what, damaged in faults(content, other.read_bytes()):
+        shard.write_bytes(damaged)
+        count += 1
+        try:
+            assert datasets.sha256(datasets.load("own_set", str(tmp_path))) == whole
+            harmless.append(what)
+        except config.InputError as error:
+            assert str(folder) in str(error) and "prepare it again" in str(error), what
+    assert count == 76 and harmless == ["bytes added"]
+    shard.unlink()
+    with pytest.raises(config.InputError, match="No such file"):
+        datasets.load("own_set", str(tmp_path))
+    shard.write_bytes(content)
+    assert datasets.sha256(datasets.load("own_set", str(tmp_path))) == whole
+    with capsys.disabled():
+        print(f"\n{count} faults of prepared data, {len(harmless)} harmless")
+
+
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
+def test_a_damaged_description_of_prepared_data_is_named(name, tmp_path):
+    splits = {"train": make_examples(9, seed=1), "test": make_examples(4, seed=2)}
+    prepare(tmp_path, "own_set", splits)
+    file = tmp_path / "own_set" / "1.0.0" / name
+    content = file.read_bytes()
+    for k in range(20):
+        file.write_bytes(content[: len(content) * k // 20])
+        with pytest.raises(config.InputError, match=f"{name}: damaged"):
+            datasets.load("own_set", str(tmp_path))
+
+
+def test_a_shard_cut_between_two_records_is_missed_examples(tmp_path):
+    """Every record that is left is whole; only their number tells."""
+    splits = {"train": make_examples(9, seed=1), "test": make_examples(4, seed=2)}
+    prepare(tmp_path, "own_set", splits)
+    (shard,) = (tmp_path / "own_set" / "1.0.0").glob("*-test.tfrecord*")
+    shard.write_bytes(shard.read_bytes() * 2)  # twice the records
+    with pytest.raises(config.InputError, match="4"):
+        datasets.load("own_set", str(tmp_path))
+
+
+class Downloadable(tfds.core.GeneratorBasedBuilder):
+    """A dataset whose download is a line in a file."""
+
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        features = {
+            "image": tfds.features.Image(shape=(28, 28, 1)),
+            "label": tfds.features.ClassLabel(num_classes=10),
+        }
+        features = tfds.features.FeaturesDict(features)
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, manager):
+        with open(pathlib.Path(self.data_path.parents[1], "downloads.txt"), "a") as log:
+            log.write("downloaded\n")
+        return {split: self._generate_examples() for split in ("train", "test")}
+
+    def _generate_examples(self):
+        examples = make_examples(6)
+        for k in range(6):
+            yield k, {"image": examples.images[k], "label": int(examples.labels[k])}
+
+
+def load_downloadable(folder, barrier, results):
+    """Loads the data as a process of its own."""
+    barrier.wait()
+    loaded = datasets.load("downloadable", str(folder))
+    results.put(datasets.sha256(loaded))
+
+
+def test_processes_that_start_together_download_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=load_downloadable, args=(tmp_path, barrier, results))
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    digests = {results.get(timeout=120) for _ in processes}
+    for process in processes:
+        process.join()
+    assert len(digests) == 1
+    assert (tmp_path / "downloads.txt").read_text() == "downloaded\n"

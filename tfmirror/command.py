@@ -72,6 +72,16 @@ def print_error(error):
     print(f"error: {text}", file=sys.stderr, flush=True)
 
 
+def print_line(text):
+    """Prints one line, at once."""
+    print(text, flush=True)
+
+
+def print_aside(text):
+    """Prints one line beside the output: on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def import_tensorflow_quietly():
     """Imports TensorFlow without its start-up lines, unless the user set its log level.
 

@@ -5,9 +5,12 @@ check_inspect(settings)                             # InputError if out of range
 """
 
 import dataclasses
+import typing
 
 from tfmirror import config
 from tfmirror.recipes import RECIPES
+
+FORMATS = ("csv", "json")
 
 # verify cuts its batches into eight microbatches, so that no more replicas have any.
 MOST_REPLICAS_TO_VERIFY = 8
@@ -75,3 +78,101 @@ def check_verify(settings):
     config.require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
     most = MOST_REPLICAS_TO_VERIFY
     config.require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """All settings of an evaluation. None: those of the run."""
+
+    NONE_MEANS: typing.ClassVar = "from the run"
+
+    arguments: tuple[str, ...] = dataclasses.field(
+        default=(), metadata={"arguments": "RUN_DIR|CHECKPOINT"}
+    )
+    dataset: str | None = None
+    data_dir: str | None = None
+    limit_eval_examples: int | None = None  # 0: all
+    gpus: int = 0  # 0: all there are, or NUM_STAND_INS
+    device_type: str = "auto"
+    global_batch_size: int | None = None
+    json: bool = False
+
+    @property
+    def model_path(self):
+        """The run directory or checkpoint."""
+        return self.arguments[0]
+
+
+def check_evaluate(settings):
+    """Raises InputError at the first setting that is wrong on any machine."""
+    _check_one_argument(settings)
+    config.check_device_settings(settings.gpus, settings.device_type)
+    for name, least in (("limit_eval_examples", 0), ("global_batch_size", 1)):
+        value = getattr(settings, name)
+        config.require(value is None or value >= least, name, value, f"{least} or more")
+
+
+def resolve_evaluate(settings, of_run):
+    """Returns `settings` with every None filled in from those of a run, a dict.
+
+    Another dataset is looked for where `data_dir` says, and taken whole.
+    """
+    own = {n: of_run[n] for n in ("dataset", "data_dir", "limit_eval_examples")}
+    if settings.dataset not in (None, own["dataset"]):
+        own |= {"data_dir": "", "limit_eval_examples": 0}
+    own["global_batch_size"] = of_run["global_batch_size"]
+    missing = {n: v for n, v in own.items() if getattr(settings, n) is None}
+    return dataclasses.replace(settings, **missing)
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictConfig:
+    """All settings of predictions."""
+
+    arguments: tuple[str, ...] = dataclasses.field(
+        default=(), metadata={"arguments": "RUN_DIR|CHECKPOINT FILE..."}
+    )
+    gpus: int = 0  # 0: all there are, or NUM_STAND_INS
+    device_type: str = "auto"
+    format: str = "csv"
+    output_file: str = ""  # empty: printed
+
+
+def check_predict(settings):
+    """Raises InputError at the first setting that is wrong on any machine."""
+    got, expected = settings.arguments, "a run directory or checkpoint, and files"
+    config.require(len(got) >= 2, "arguments", got, expected)
+    config.check_device_settings(settings.gpus, settings.device_type)
+    config.require_one_of(FORMATS, "format", settings.format)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """All settings of an export."""
+
+    arguments: tuple[str, ...] = dataclasses.field(
+        default=(), metadata={"arguments": "RUN_DIR|CHECKPOINT"}
+    )
+    keras_file: str = ""  # empty: none
+    saved_model: str = ""  # empty: none
+
+    @property
+    def model_path(self):
+        """The run directory or checkpoint."""
+        return self.arguments[0]
+
+
+def check_export(settings):
+    """Raises InputError unless there is something to export, and to where."""
+    _check_one_argument(settings)
+    name = settings.keras_file
+    is_met = not name or name.endswith(".keras")
+    config.require(is_met, "keras_file", name, "a name ending in .keras")
+    if not (name or settings.saved_model):
+        raise config.InputError("give --keras_file, --saved_model or both")
+
+
+def _check_one_argument(settings):
+    """Raises InputError unless one model is given."""
+    got = settings.arguments
+    config.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")

@@ -96,6 +96,11 @@ HELP = {
         "json": "print one JSON object instead of text",
     },
     "Output": {
+        "format": "csv: file, position in it, class and its probability; json: the "
+        "probability of every class too",
+        "output_file": "file to write; empty: print",
+        "keras_file": "file to write, which plain Keras opens; empty: none",
+        "saved_model": "folder to write, which TensorFlow Serving loads; empty: none",
         "html_file": "page to write; the picture in it is written beside it as PNG",
         "json_file": "write the table as JSON to this file too; empty: don't",
         "checkpoint_every": "write a checkpoint after so many epochs or steps, such as "
@@ -196,26 +201,29 @@ def help_text(settings_class, synopsis):
     lines = [synopsis.strip(), ""]
     if arguments := _arguments_field(settings_class):
         lines += [f"Arguments: {arguments.metadata['arguments']}", ""]
+    unset = getattr(settings_class, "NONE_MEANS", "from the model's recipe")
     own_help = {
         n: f.metadata["help"] for n, f in fields.items() if "help" in f.metadata
     }
     for group, texts in [*HELP.items(), ("Experiment", own_help)]:
         own = [name for name in texts if name in fields]
         if own:
-            lines += [f"{group}:", *(_flag_help(fields[n], texts[n]) for n in own), ""]
+            lines += [
+                f"{group}:",
+                *(_flag_help(fields[n], texts[n], unset) for n in own),
+                "",
+            ]
     return "\n".join(lines).rstrip()
 
 
-def _flag_help(field, text):
-    """Returns the lines of one flag."""
+def _flag_help(field, text, unset):
+    """Returns the lines of one flag; `unset` says what a default of None means."""
     value_type = _value_type(field)
     name = (
         f"--{field.name}"
         if value_type is bool
         else f"--{field.name}=<{value_type.__name__}>"
     )
-    default = (
-        "from the model's recipe" if field.default is None else repr(field.default)
-    )
+    default = unset if field.default is None else repr(field.default)
     body = textwrap.wrap(f"{text}. Default: {default}.", width=72)
     return "\n".join([f"  {name}", *(f"      {line}" for line in body)])

@@ -18,7 +18,7 @@ import re
 import numpy as np
 
 from tfmirror import config
-from tfmirror.data import idx
+from tfmirror.data import idx, known_data
 
 # Classes of IDX data by name. Any other IDX data has one class more than its largest
 # training label.
@@ -179,6 +179,7 @@ def load_idx(name, folder, files):
                 f"{paths[1].name} for {len(images):,} in {paths[0].name}; get both "
                 "again"
             )
+        known_data.check(name, split, {paths[0]: images, paths[1]: labels})
         splits[split] = images[..., np.newaxis], labels
     num_classes = NUM_CLASSES_OF_IDX.get(name, int(splits["train"][1].max()) + 1)
     return from_splits(name, f"IDX files in {folder}", num_classes, splits)

@@ -105,5 +105,9 @@ def order(positions, shuffle_seed, epoch, num_examples):
 
 
 def to_unit_range(images):
-    """Returns uint8 `images` as float32 in [0, 1]; on the device, after the copy."""
-    return tf.cast(images, tf.float32) / 255.0
+    """Returns uint8 `images` as float32 in [0, 1]; on the device, after the copy.
+
+    As keras.layers.Rescaling(1 / 255) does. Divided by 255, half of the values would
+    have another last bit in a graph, which multiplies all the same, than outside it.
+    """
+    return tf.cast(images, tf.float32) * (1 / 255)

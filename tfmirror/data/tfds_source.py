@@ -6,9 +6,13 @@ Importing this module imports tensorflow-datasets, which takes seconds.
 """
 
 import difflib
+import json
+import pathlib
 
+import filelock
 import numpy as np
 import requests
+import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from tfmirror import config
@@ -31,7 +35,7 @@ def load(name, folder=None):
     builder = _builder(name, folder)
     _check_is_classification(name, builder.info)
     if not builder.is_prepared():
-        _download(name, builder)
+        builder = _download(name, folder, builder)
     found = [split for split in EVAL_SPLITS if split in builder.info.splits]
     if "train" not in builder.info.splits or not found:
         got = ", ".join(builder.info.splits)
@@ -46,9 +50,15 @@ def load(name, folder=None):
 
 def _builder(name, folder):
     """Returns tensorflow-datasets' builder; an error names what is near."""
+    prepared = pathlib.Path(folder or tfds.core.constants.DATA_DIR, name)
     try:
         return tfds.builder(name, data_dir=folder)
-    except (tfds.core.DatasetNotFoundError, ValueError) as error:
+    # On damaged descriptions of prepared data, each of its parts raises its own.
+    except Exception as error:
+        if prepared.is_dir():
+            raise _damaged(prepared, error) from error
+        if not isinstance(error, tfds.core.DatasetNotFoundError | ValueError):
+            raise
         known = ["digits", "synthetic", *tfds.list_builders()]
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -75,8 +85,12 @@ def _check_is_classification(name, info):
         )
 
 
-def _download(name, builder):
-    """Downloads and prepares the data, after a quick look whether that can work."""
+def _download(name, folder, builder):
+    """Downloads and prepares the data, after a quick look whether that can work.
+
+    Once, even if several processes want it at the same time: they wait for the first.
+    Returns the builder of the prepared data.
+    """
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         raise config.InputError(
             f"dataset {name} can't be downloaded without you: prepare it as "
@@ -87,12 +101,18 @@ def _download(name, builder):
             requests.head(url, timeout=CONNECT_SECONDS, allow_redirects=True)
         except requests.RequestException as error:
             raise _unreachable(name, f"no connection to {url.split('/')[2]}") from error
-    tfds.disable_progress_bar()  # it tears other output; one line says what goes on
-    print(f"data: downloading {name} to {builder.data_dir}", flush=True)
-    try:
-        builder.download_and_prepare()
-    except (requests.RequestException, OSError) as error:
-        raise _unreachable(name, f"download failed: {error}") from error
+    lock = builder.data_path.with_name(f".{builder.data_path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(lock):
+        builder = _builder(name, folder)  # may be prepared by now
+        if not builder.is_prepared():
+            tfds.disable_progress_bar()  # it tears other output; one line says it all
+            print(f"data: downloading {name} to {builder.data_dir}", flush=True)
+            try:
+                builder.download_and_prepare()
+            except (requests.RequestException, OSError) as error:
+                raise _unreachable(name, f"download failed: {error}") from error
+    return builder
 
 
 def _unreachable(name, why):
@@ -107,12 +127,51 @@ def _unreachable(name, why):
 
 
 def _arrays(builder, split):
-    """Returns (images, labels) of a split in the order in which it is stored."""
-    dataset = builder.as_dataset(
-        split=split,
-        batch_size=-1,
-        as_supervised=False,
-        # One file after the other: the order can't depend on the machine.
-        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    """Returns (images, labels) of a split in the order in which it is stored.
+
+    Raises:
+      InputError: a file is damaged or gone.
+    """
+    try:
+        dataset = builder.as_dataset(
+            split=split,
+            batch_size=-1,
+            as_supervised=False,
+            # One file after the other: the order can't depend on the machine.
+            read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+        )
+        images, labels = dataset["image"].numpy(), dataset["label"].numpy()
+    except (tf.errors.OpError, OSError, ValueError) as error:
+        raise _damaged(builder.data_dir, error) from error
+    announced = builder.info.splits[split].num_examples
+    if len(labels) != announced:
+        why = f"{announced} examples announced for {split}, got {len(labels)}"
+        raise _damaged(builder.data_dir, why)
+    return images, labels
+
+
+def _damaged(folder, error):
+    """Returns the InputError of prepared data that can't be read: says which file."""
+    files = sorted(p for p in pathlib.Path(folder).rglob("*") if p.is_file())
+    found = next((file for file in files if not _is_whole(file)), folder)
+    # Without the name of the operation, which TensorFlow puts first.
+    why = " ".join(str(error).split()).rpartition("}} ")[-1][:200]
+    return config.InputError(
+        f"{found}: damaged ({why}); remove {folder}, and let tensorflow-datasets "
+        "prepare it again"
     )
-    return dataset["image"].numpy(), dataset["label"].numpy()
+
+
+def _is_whole(file):
+    """Returns whether a file of prepared data can be read, as far as can be told."""
+    try:
+        if not file.stat().st_size:
+            return False
+        if file.suffix == ".json":
+            json.loads(file.read_bytes())
+        elif ".tfrecord" in file.name:
+            for _ in tf.data.TFRecordDataset(str(file)):  # each record has a checksum
+                pass
+    except (ValueError, OSError, tf.errors.OpError):
+        return False
+    return True

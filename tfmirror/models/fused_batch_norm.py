@@ -40,30 +40,26 @@ def _is_served(layer):
 
 
 def _call(layer, inputs, training=None, mask=None):
-    """Does what `layer`'s own `call` does: [b, H, W, C] to the same, normalized."""
-    if mask is not None:
+    """Does what `layer`'s own `call` does: [b, H, W, C] to the same, normalized.
+
+    With known statistics the layer itself does it: predictions are then, to the bit,
+    those of the saved model in plain Keras.
+    """
+    takes_statistics = training and layer.trainable
+    if mask is not None or not takes_statistics:
         return type(layer).call(layer, inputs, training=training, mask=mask)
-    takes_statistics = bool(training and layer.trainable)
-    known = tf.zeros([0]), tf.zeros([0])  # what the kernel wants when it takes them
-    if not takes_statistics:
-        known = map(tf.convert_to_tensor, (layer.moving_mean, layer.moving_variance))
-    mean, variance = known
     outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
         x=inputs,
         scale=tf.convert_to_tensor(layer.gamma),
         offset=tf.convert_to_tensor(layer.beta),
-        mean=mean,
-        variance=variance,
+        mean=tf.zeros([0]),  # what the kernel wants when it takes them
+        variance=tf.zeros([0]),
         epsilon=layer.epsilon,
-        is_training=takes_statistics,
+        is_training=True,
     )
-    if takes_statistics:
-        count = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
-        biased = variance * ((count - 1) / count)  # the kernel's is unbiased
-        for moving, value in (
-            (layer.moving_mean, mean),
-            (layer.moving_variance, biased),
-        ):
-            kept = moving * layer.momentum
-            moving.assign(kept + value * (1.0 - layer.momentum))
+    count = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
+    biased = variance * ((count - 1) / count)  # the kernel's is unbiased
+    for moving, value in ((layer.moving_mean, mean), (layer.moving_variance, biased)):
+        kept = moving * layer.momentum
+        moving.assign(kept + value * (1.0 - layer.momentum))
     return outputs

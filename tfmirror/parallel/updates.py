@@ -37,7 +37,7 @@ class Update:
         self.ema_decay = ema_decay
         self.ema = []
         if ema_decay:
-            self.ema = [_copy(v, f"ema/{v.path}") for v in model.trainable_variables]
+            self.ema = [_copy(v, ema_name(v.path)) for v in model.trainable_variables]
         self.scale = self.good_steps = None
         if scales_loss:
             self.scale = _scalar(INITIAL_LOSS_SCALE, "float32", "loss_scale")
@@ -138,11 +138,14 @@ def make_optimizer(name, learning_rate, momentum=0.0, weight_decay=0.0, clip_nor
     return keras.optimizers.AdamW(learning_rate, **kwargs)
 
 
+def ema_name(path):
+    """Returns the name of the moving average of the variable with that path."""
+    return f"ema_{path.replace('/', '_')}"
+
+
 def _copy(variable, name):
     """Returns a variable that starts with the value of another."""
-    return keras.Variable(
-        variable.numpy(), trainable=False, name=name.replace("/", "_")
-    )
+    return keras.Variable(variable.numpy(), trainable=False, name=name)
 
 
 def _scalar(value, dtype, name):

@@ -111,6 +111,7 @@ def to_bytes(state):
         "num_steps": state.num_steps,
         "records": position.records,
         "point": dataclasses.asdict(position.point),
+        "model": state.model,
         "variables": list(state.variables),
     }
     buffer = io.BytesIO()
@@ -152,6 +153,7 @@ def _parse(content):
         rest["data_sha256"],
         Position(tuple(rest["records"]), loop.Point(totals=totals, **point)),
         rest["num_steps"],
+        rest["model"],
         dict(zip(rest["variables"], arrays, strict=True)),
     )
 

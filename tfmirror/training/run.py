@@ -100,7 +100,7 @@ class Run:
                 self._complete_epoch(periodics)
             job.update.finish()
             summary = records.summarize(job, trace_seconds, self.position.records)
-            writers.save_model(job.model, self.directory / "model.keras")
+            writers.save_model(job.model, self.directory / writers.MODEL)
             draw(self.directory)
             # Last: where it is, a run is whole.
             self.writer.write_json("summary.json", summary)

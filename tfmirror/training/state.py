@@ -36,6 +36,7 @@ class State:
     data_sha256: str  # of datasets.ImageDataset.sha256
     position: Position
     num_steps: int  # since the run began
+    model: dict  # what it maps to what, and the names of its variables
     variables: dict[str, np.ndarray]  # by name
 
 
@@ -46,8 +47,18 @@ def capture(job, position):
         job.data_sha256,
         position,
         position.num_steps(job.steps_per_epoch),
+        describe_model(job.model),
         {name: v.numpy() for name, v in _decided_by_training(job).items()},
     )
+
+
+def describe_model(model):
+    """Returns what a Keras model is built again from, beside its run's settings."""
+    return {
+        "input_shape": list(model.input_shape[1:]),
+        "num_classes": model.output_shape[-1],
+        "variables": [variable.path for variable in model.variables],
+    }
 
 
 def restore(job, state):

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfmirror import config, metrics
 
 DEFAULT_PARENT = pathlib.Path("runs")
+MODEL = "model.keras"
 
 
 def check_is_free(workdir):

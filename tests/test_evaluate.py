@@ -1,0 +1,110 @@
+"""The command evaluate gives the run's own figures, on any number of devices."""
+
+import json
+import shutil
+
+import pytest
+
+from tfmirror import command, command_config, config, evaluate
+from tfmirror.training import run
+
+
+def call(capsys, *argv):
+    """Returns (exit code, standard output, standard error) of the command."""
+    code = command.exit_code(
+        evaluate.main,
+        command_config.EvaluateConfig,
+        "",
+        command_config.check_evaluate,
+        argv,
+    )
+    return (code, *capsys.readouterr())
+
+
+def last_record(folder):
+    """Returns the record of a run's last epoch."""
+    return json.loads((folder / "summary.json").read_text())["epochs"][-1]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_replicas):
+    gpus = f"--gpus={num_replicas}"
+    code, out, _ = call(capsys, str(finished_run), gpus, "--json")
+    report, record = json.loads(out), last_record(finished_run)
+    assert code == 0 and report["num_eval_examples"] == 75
+    assert report["eval_accuracy"] == record["eval_accuracy"]
+    assert report["num_correct"] == round(75 * record["eval_accuracy"])
+    if num_replicas <= 2:  # the microbatches are the same
+        assert report["eval_loss"] == record["eval_loss"]
+    assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
+
+
+def test_with_fixed_microbatches_the_loss_has_the_same_bits(tmp_path, capsys):
+    settings = config.TrainConfig(
+        gpus=2,
+        microbatches=4,
+        global_batch_size=32,
+        limit_train_examples=64,
+        limit_eval_examples=45,  # the last batch has 13
+        epochs=1,
+        workdir=str(tmp_path / "run"),
+    )
+    run.train(settings)
+    capsys.readouterr()
+    for gpus in (1, 2, 3, 4):
+        code, out, _ = call(capsys, settings.workdir, f"--gpus={gpus}", "--json")
+        report, record = json.loads(out), last_record(tmp_path / "run")
+        assert code == 0 and report["eval_loss"] == record["eval_loss"]
+        assert report["eval_accuracy"] == record["eval_accuracy"]
+
+
+def test_text_says_what_was_evaluated_on_what(finished_run, capsys):
+    code, out, err = call(capsys, str(finished_run))
+    accuracy = last_record(finished_run)["eval_accuracy"]
+    assert (code, err) == (0, "")
+    assert f"model: cnn of {finished_run}" in out
+    assert "data: digits, 75 evaluation examples\nsource: embedded\n" in out
+    assert "devices: CPU:0, CPU:1 (logical CPU devices stand in" in out
+    assert f" acc {accuracy:.4f}  {round(75 * accuracy)} of 75 correct  " in out
+
+
+def test_other_data_are_taken_whole(finished_run, capsys):
+    code, out, _ = call(capsys, str(finished_run), "--dataset=synthetic", "--json")
+    assert code == 0 and json.loads(out)["num_eval_examples"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "arguments must be one run directory or checkpoint: got ()"),
+        (["{run}", "b"], "one run directory or checkpoint"),
+        (["{run}", "--dataset=nowhere"], "dataset must be"),
+        (["{run}", "--global_batch_size=1"], "at least 2, the microbatches in it"),
+        (["{run}", "--global_batch_size=0"], "global_batch_size must be 1 or more"),
+        (["{run}", "--limit_eval_examples=-1"], "0 or more"),
+        (["{run}/plots"], "holds no config.json"),
+    ],
+)
+def test_wrong_input_is_one_line(finished_run, capsys, argv, says):
+    argv = [text.replace("{run}", str(finished_run)) for text in argv]
+    code, _, err = call(capsys, *argv)
+    assert code == 2
+    assert err.startswith("error: ") and err.count("\n") == 1 and says in err
+
+
+def test_data_of_another_shape_are_refused(finished_run, tmp_path, capsys):
+    from helpers import make_examples, write_idx_folder
+
+    examples = make_examples(8, shape=(20, 20, 1))
+    data = write_idx_folder(tmp_path / "data", examples, examples)
+    argv = [str(finished_run), "--dataset=own", f"--data_dir={data}"]
+    code, _, err = call(capsys, *argv)
+    assert code == 2 and "must have images of shape [28, 28, 1]" in err
+    assert "got [20, 20, 1]" in err
+
+
+def test_it_writes_nothing_into_the_run(finished_run, capsys, tmp_path):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    assert call(capsys, str(folder))[0] == 0
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before

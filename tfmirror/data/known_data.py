@@ -1,0 +1,69 @@
+"""IDX data that are known by their digest, whatever their files are called.
+
+    check("fashion_mnist", "train", {path: images})     # InputError if it is MNIST
+
+MNIST and Fashion-MNIST have files of the same names and shapes, and a file that was
+unpacked has no checksum of its own.
+"""
+
+import hashlib
+
+from tfmirror import config
+
+# SHA-256 of the values -> dataset, split, what they are. Of the files at
+# https://ossci-datasets.s3.amazonaws.com/mnist and
+# http://fashion-mnist.s3-website.eu-central-1.amazonaws.com, unpacked, without headers.
+KNOWN = {
+    "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757": (
+        "mnist", "train", "images"),
+    "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13": (
+        "mnist", "train", "labels"),
+    "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161": (
+        "mnist", "eval", "images"),
+    "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5": (
+        "mnist", "eval", "labels"),
+    "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012": (
+        "fashion_mnist", "train", "images"),
+    "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7": (
+        "fashion_mnist", "train", "labels"),
+    "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a": (
+        "fashion_mnist", "eval", "images"),
+    "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9": (
+        "fashion_mnist", "eval", "labels"),
+}  # fmt: skip
+NUM_EXAMPLES = {"train": 60_000, "eval": 10_000}
+NAMES = {name for name, _, _ in KNOWN.values()}
+
+
+def check(name, split, arrays):
+    """Raises InputError if `arrays` are known to be other data, or are damaged.
+
+    Args:
+      name: of the dataset that they are taken for; of one that is not known nothing can
+        be said.
+      split: "train" or "eval".
+      arrays: {path of the file: its values} of the images and the labels.
+    """
+    if name not in NAMES:
+        return
+    for path, array in arrays.items():
+        kind = "images" if array.ndim > 1 else "labels"
+        found = KNOWN.get(hashlib.sha256(array.tobytes()).hexdigest())
+        if found and found != (name, split, kind):
+            raise config.InputError(
+                f"{path}: holds the {describe(*found)}, where the "
+                f"{describe(name, split, kind)} are expected; give the right files, or "
+                f"--dataset={found[0]}"
+            )
+        if not found and len(array) == NUM_EXAMPLES[split]:
+            raise config.InputError(
+                f"{path}: as many examples as the {describe(name, split, kind)}, but "
+                "other values: the file is damaged or changed; get it again, or give "
+                "changed data another --dataset name"
+            )
+
+
+def describe(name, split, kind):
+    """Returns what an array holds, for people."""
+    part = {"train": "training", "eval": "test"}[split]
+    return f"{part} {kind} of {name}"

@@ -1,0 +1,140 @@
+"""A trained model, found in a run directory or in a checkpoint.
+
+trained = find("runs/first", warn=print)
+model = build(trained, strategy)                   # mirrored, with the trained weights
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import zipfile
+
+import keras
+import numpy as np
+
+from tfmirror import config, metrics, models
+from tfmirror.parallel import updates
+from tfmirror.reporting import runs
+from tfmirror.training import checkpoints, writers
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a model is built from, as plain values."""
+
+    source: str  # for people: the file that it is from
+    settings: dict  # of its run, resolved
+    input_shape: tuple[int, int, int]  # H, W, C
+    num_classes: int  # K
+    variables: tuple[np.ndarray, ...]  # all of the model's, in its order, as evaluated
+
+
+def find(path, warn):
+    """Returns the Trained model at `path`.
+
+    Of a finished run directory it is the model at its end, of another one its last
+    whole checkpoint. Weights of which a moving average was kept are that average, as
+    in the run's own evaluation.
+
+    Args:
+      path: a run directory, or a checkpoint.
+      warn: called with a line for each damaged checkpoint that is passed over.
+
+    Raises:
+      InputError: neither is there, or it is damaged.
+    """
+    path = pathlib.Path(path).expanduser()
+    if not path.is_dir():
+        return _of_state(read_checkpoint(path), path)
+    run = runs.read(path)
+    if run.is_finished:
+        return _of_finished(run, path)
+    state, file = checkpoints.latest(path / "checkpoints", warn)
+    if not state:
+        raise config.InputError(
+            f"{path} holds neither a finished run nor a whole checkpoint"
+        )
+    return _of_state(state, file)
+
+
+def read_checkpoint(path):
+    """Returns the State in a checkpoint; raises InputError if there is none."""
+    try:
+        return checkpoints.read(path)
+    except checkpoints.DamagedError as error:
+        raise config.InputError(
+            f"a run directory or a checkpoint is expected: {str(path)!r} can't be "
+            f"used: {error}"
+        ) from error
+
+
+def _of_state(state, file):
+    """Returns the Trained model of a checkpoint's State."""
+    found = state.variables
+    variables = tuple(
+        found.get(updates.ema_name(path), found[path])
+        for path in state.model["variables"]
+    )
+    shape, num_classes = state.model["input_shape"], state.model["num_classes"]
+    return Trained(str(file), state.settings, tuple(shape), num_classes, variables)
+
+
+def _of_finished(run, folder):
+    """Returns the Trained model of a finished run."""
+    file = folder / writers.MODEL
+    model = _load_keras(file)
+    if metrics.weights_sha256(model.variables) != run.summary.get("weights_sha256"):
+        raise _damaged(file, "its weights are not those in summary.json")
+    return Trained(
+        str(file),
+        run.settings,
+        tuple(model.input_shape[1:]),
+        model.output_shape[-1],
+        tuple(variable.numpy() for variable in model.variables),
+    )
+
+
+def _load_keras(file):
+    """Returns the Keras model in `file`, which may not bring code along (safe mode)."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if broken := archive.testzip():
+                raise zipfile.BadZipFile(f"bad checksum of {broken}")
+        return keras.models.load_model(file, compile=False, safe_mode=True)
+    # On what is damaged or hostile, Keras, HDF5 and zipfile each raise their own.
+    except Exception as error:
+        raise _damaged(file, str(error).strip().split("\n")[0]) from error
+
+
+def _damaged(file, why):
+    """Returns the InputError of a model that can't be used."""
+    return config.InputError(
+        f"{file} can't be used ({why}); the run's checkpoints can be given in its place"
+    )
+
+
+def build(trained, strategy=None):
+    """Returns the Keras model of a Trained, mirrored on the strategy's devices.
+
+    Args:
+      strategy: None: a plain model on one device.
+
+    Raises:
+      InputError: its variables are not those of the model that its settings name.
+    """
+    settings = trained.settings
+    try:
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = models.build(
+                settings["model"],
+                trained.input_shape,
+                trained.num_classes,
+                settings["precision"],
+            )
+        for variable, value in zip(model.variables, trained.variables, strict=True):
+            variable.assign(value)
+    except (KeyError, ValueError) as error:
+        raise config.InputError(
+            f"{trained.source} does not fit the model {settings['model']}: {error}"
+        ) from error
+    return model
