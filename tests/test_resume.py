@@ -87,7 +87,11 @@ def test_stopped_on_four_and_on_one_it_ends_on_two_to_the_bit(
     assert "interrupted after step 2 of epoch 1; wrote" in said
     assert f"--workdir='{folder}' --resume=auto" in said
     assert not (folder / "summary.json").exists()
-    stop(monkeypatch, folder, 3, gpus=1)  # 2 left of the first epoch, 1 of the second
+    said = stop(monkeypatch, folder, 3, gpus=1)  # the 2 that are left, 1 of evaluation
+    assert "interrupted after step 4 of epoch 1; wrote" in said
+    assert runs.read(folder).values("epoch") == []
+    said = stop(monkeypatch, folder, 3, gpus=2)  # the 2 of evaluation, 1 of epoch 2
+    assert "interrupted after step 1 of epoch 2; wrote" in said
     assert runs.read(folder).values("epoch") == [1]
     resumed = train(folder, gpus=2)
     assert without_times(resumed) == without_times(whole)

@@ -150,7 +150,12 @@ class Run:
             except loop.NotFiniteError as error:
                 raise self._stopped(error.num_steps) from error
         try:
-            evaluated = run_pass(job.eval_segments, step.zero_totals())
+            evaluated = run_pass(
+                job.eval_segments,
+                step.zero_totals(),
+                # Asked to end, it goes on with the evaluation, from its beginning.
+                on_call=lambda _: self._after_call(None, trained),
+            )
         except loop.NotFiniteError as error:
             raise config.TrainingStoppedError(
                 f"the loss of the evaluation after epoch {epoch} is not finite; a "
