@@ -51,7 +51,7 @@ def test_next_loop_steps(last_steps, last_seconds, expected):
 
 def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
     full, last = Counter(), Counter()
-    both = [segments.Segment(7, 16, full), segments.Segment(1, 5, last)]
+    both = [segments.Segment(7, 16, full, None), segments.Segment(1, 5, last, None)]
     seen = []
     reached = loop.run_pass(
         both,
@@ -70,13 +70,13 @@ def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
 
 def test_without_a_number_calls_grow_to_half_a_second():
     full = Counter(seconds_per_step=0.01)
-    loop.run_pass([segments.Segment(200, 1, full)], ZERO, clock=lambda: full.now)
+    loop.run_pass([segments.Segment(200, 1, full, None)], ZERO, clock=lambda: full.now)
     assert full.calls == [4, 16, 50, 50, 50, 30]
 
 
 def test_a_pass_goes_on_where_it_stood():
     full, last = Counter(), Counter()
-    both = [segments.Segment(7, 16, full), segments.Segment(2, 5, last)]
+    both = [segments.Segment(7, 16, full, None), segments.Segment(2, 5, last, None)]
     whole = loop.run_pass(both, ZERO, clock=lambda: full.now + last.now)
     for num_steps in range(10):
         num_examples = min(num_steps, 7) * 16 + max(num_steps - 7, 0) * 5
@@ -98,7 +98,7 @@ def test_a_pass_goes_on_where_it_stood():
 def test_a_step_that_is_not_taken_ends_the_pass(good_steps):
     full = Counter(good_steps=good_steps)
     with pytest.raises(loop.NotFiniteError) as stopped:
-        loop.run_pass([segments.Segment(9, 2, full)], ZERO, steps_per_loop=2)
+        loop.run_pass([segments.Segment(9, 2, full, None)], ZERO, steps_per_loop=2)
     assert stopped.value.num_steps == good_steps
     assert len(full.calls) == good_steps // 2 + 1
 
@@ -111,14 +111,14 @@ def test_every_call_is_guarded_for_its_steps():
         guarded.append(num_steps)
         yield
 
-    parts = [segments.Segment(7, 1, Counter())]
+    parts = [segments.Segment(7, 1, Counter(), None)]
     loop.run_pass(parts, ZERO, steps_per_loop=3, guard=guard)
     assert guarded == [3, 3, 1]
 
 
 def test_tracing_takes_no_step():
     full = Counter()
-    loop.trace([segments.Segment(9, 2, full)], ZERO)
+    loop.trace([segments.Segment(9, 2, full, None)], ZERO)
     assert full.calls == [0]
 
 
@@ -131,7 +131,10 @@ def test_periodic_calls_come_after_every_so_many_steps_over_all_passes():
     periodics = [loop.Periodic(5, note("a")), loop.Periodic(6, note("b"), steps=4)]
     for _ in range(2):
         loop.run_pass(
-            [segments.Segment(7, 1, full)], ZERO, steps_per_loop=4, periodics=periodics
+            [segments.Segment(7, 1, full, None)],
+            ZERO,
+            steps_per_loop=4,
+            periodics=periodics,
         )
     assert full.calls == [2, 3, 2, 1, 2, 4]
     assert seen == [("b", 6, 2), ("a", 5, 5), ("b", 12, 1), ("a", 10, 3), ("b", 18, 7)]

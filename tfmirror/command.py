@@ -19,6 +19,7 @@ EXIT_WRONG_INPUT = 2
 EXIT_STOPPED = 3
 EXIT_CLAIM_FAILED = 4
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # as a shell has it: 128 and the number of SIGPIPE
 
 # TensorFlow's own switch (0 shows all). Set by the user, nothing is kept out of sight.
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -34,7 +35,13 @@ def run(main, settings_class, synopsis, check, *, needs_tensorflow=True):
       needs_tensorflow: whether `main` imports it.
     """
     prepare = import_tensorflow_quietly if needs_tensorflow else None
-    sys.exit(exit_code(main, settings_class, synopsis, check, sys.argv[1:], prepare))
+    try:
+        code = exit_code(main, settings_class, synopsis, check, sys.argv[1:], prepare)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_BROKEN_PIPE
+    sys.exit(code)
 
 
 def exit_code(main, settings_class, synopsis, check, argv, prepare=None):

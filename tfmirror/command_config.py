@@ -5,12 +5,14 @@ check_inspect(settings)                             # InputError if out of range
 """
 
 import dataclasses
+import math
 import typing
 
 from tfmirror import config
 from tfmirror.recipes import RECIPES
 
 FORMATS = ("csv", "json")
+PEERS = ("keras_fit", "torch_ddp")
 
 # verify cuts its batches into eight microbatches, so that no more replicas have any.
 MOST_REPLICAS_TO_VERIFY = 8
@@ -176,3 +178,81 @@ def _check_one_argument(settings):
     """Raises InputError unless one model is given."""
     got = settings.arguments
     config.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
+
+
+def _option(default, what):
+    """Returns the field of a setting of the benchmark."""
+    return dataclasses.field(default=default, metadata={"help": what})
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """All settings of a benchmark."""
+
+    OWN_GROUP: typing.ClassVar = "Benchmark"
+
+    model: str = _option("cnn", "models to train, with commas between: cnn, resnet18")
+    gpus: str = _option("1,2", "numbers of replicas, with commas between")
+    global_batch_size: str = _option(
+        "128", "examples a step over all replicas; several with commas between"
+    )
+    per_replica_batch_size: str = _option(
+        "", "examples a step on each replica, in its place; empty: not given"
+    )
+    precision: str = _option("float32", "float32, bfloat16, or both with a comma")
+    cores: str = _option(
+        "shared",
+        "shared: logical CPU devices share all cores, however many there are; "
+        "one_each: each has a core, and N replicas have N of them",
+    )
+    peer: str = _option(
+        "", f"others to measure in turn: {', '.join(PEERS)}; empty: none"
+    )
+    torch_python: str = _option(
+        "", "interpreter of an environment with PyTorch, for the peer torch_ddp"
+    )
+    repetitions: int = _option(5, "turns of each, of which the median is taken")
+    seconds: float = _option(2.0, "length of a turn")
+    predict: str = _option(
+        "", "numbers of replicas to predict the speed of; empty: none"
+    )
+    replicas_per_host: int = _option(8, "of what is predicted")
+    link_gigabits: float = _option(
+        100.0, "bandwidth between hosts of what is predicted, gigabits a second"
+    )
+    link_microseconds: float = _option(10.0, "latency between them")
+    plot_file: str = _option(
+        "", "picture of speed and efficiency to write; empty: none"
+    )
+    dataset: str = "synthetic"
+    data_dir: str = ""
+    microbatches: int = 0
+    device_type: str = "auto"
+
+
+def check_benchmark(settings):
+    """Raises InputError at the first setting that is wrong on any machine."""
+    for name, allowed in (
+        ("model", RECIPES),
+        ("precision", ("float32", "bfloat16")),
+        ("peer", PEERS),
+    ):
+        for value in config.split_names(getattr(settings, name)):
+            config.require_one_of(sorted(allowed), name, value)
+    for name in ("gpus", "global_batch_size", "per_replica_batch_size", "predict"):
+        for value in config.split_names(getattr(settings, name)):
+            is_met = value.isdecimal() and int(value) >= 1
+            config.require(is_met, name, value, "whole numbers of at least 1")
+    for name in ("model", "gpus", "precision"):
+        config.require(getattr(settings, name), name, "", "at least one")
+    config.require_one_of(("shared", "one_each"), "cores", settings.cores)
+    config.require_one_of(config.DEVICE_TYPES, "device_type", settings.device_type)
+    for name in ("repetitions", "replicas_per_host"):
+        value = getattr(settings, name)
+        config.require(value >= 1, name, value, "at least 1")
+    for name in ("seconds", "link_gigabits", "link_microseconds"):
+        value = getattr(settings, name)
+        is_met = math.isfinite(value) and value > 0
+        config.require(is_met, name, value, "a finite number above 0")
+    if "torch_ddp" in config.split_names(settings.peer) and not settings.torch_python:
+        raise config.InputError("peer torch_ddp needs --torch_python=PATH")

@@ -205,7 +205,12 @@ def help_text(settings_class, synopsis):
     own_help = {
         n: f.metadata["help"] for n, f in fields.items() if "help" in f.metadata
     }
-    for group, texts in [*HELP.items(), ("Experiment", own_help)]:
+    group_of_own = getattr(settings_class, "OWN_GROUP", "Experiment")
+    common = {
+        group: {n: text for n, text in texts.items() if n not in own_help}
+        for group, texts in HELP.items()
+    }
+    for group, texts in [(group_of_own, own_help), *common.items()]:
         own = [name for name in texts if name in fields]
         if own:
             lines += [

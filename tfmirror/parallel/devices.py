@@ -41,12 +41,13 @@ class Devices:
         return listed
 
 
-def choose(num_gpus, device_type="auto"):
+def choose(num_gpus, device_type="auto", keeps_memory=True):
     """Returns the Devices for `num_gpus` replicas.
 
     0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices.
     `device_type` "auto" takes GPUs, or logical CPU devices on a machine without any;
-    "gpu" refuses that, "cpu" asks for it.
+    "gpu" refuses that, "cpu" asks for it. On CPUs freed memory stays with the process
+    (`memory.keep_freed_memory`) unless `keeps_memory` is False.
 
     Raises:
       InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical
@@ -61,7 +62,8 @@ def choose(num_gpus, device_type="auto"):
     )
     if not wants_gpus:
         count = num_gpus or config.NUM_STAND_INS
-        memory.keep_freed_memory()
+        if keeps_memory:
+            memory.keep_freed_memory()
         _make_logical_cpus(count)
         return Devices(tuple(f"CPU:{k}" for k in range(count)), are_stand_ins=True)
     if not physical_gpus or num_gpus > len(physical_gpus):
@@ -88,6 +90,17 @@ def make_strategy(devices):
         else tf.distribute.NcclAllReduce()
     )
     return tf.distribute.MirroredStrategy(list(devices.names), reduction)
+
+
+def make_usual_strategy(devices):
+    """Returns the strategy that one makes without a second thought, to compare with.
+
+    A MirroredStrategy as it comes, which serves once a process (see `make_strategy`);
+    for one device none, which is what TensorFlow's default strategy is.
+    """
+    if devices.num_replicas == 1:
+        return tf.distribute.get_strategy()
+    return tf.distribute.MirroredStrategy(list(devices.names))
 
 
 def use_deterministic_operations():

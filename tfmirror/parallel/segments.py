@@ -21,6 +21,7 @@ class Segment:
     num_steps: int
     global_batch_size: int
     run: Callable  # (number of steps, Totals so far) -> Totals, waiting for neither
+    iterator: object  # of the distributed parts, from which `run` takes
 
 
 def make_segments(
@@ -65,7 +66,7 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
     def run(num_steps, totals):
         return steps(iterator, tf.constant(num_steps, tf.int64), totals)
 
-    return Segment(plan.num_batches, plan.global_batch_size, run)
+    return Segment(plan.num_batches, plan.global_batch_size, run, iterator)
 
 
 def _leave_device_datasets_untuned():

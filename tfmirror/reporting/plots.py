@@ -4,6 +4,7 @@ save(draw_curves([runs.read("runs/first")]), "curves.png")
 """
 
 import io
+import itertools
 import pathlib
 import warnings
 
@@ -48,6 +49,41 @@ def draw_accuracy(runs):
     ax.set_ylabel("test accuracy")
     _draw_legend(drawn, ax, runs, styles={})
     return drawn
+
+
+def draw_scaling(series, ideal_grows):
+    """Returns a Figure of speed and efficiency against the number of replicas.
+
+    Args:
+      series: {label: {replicas: images a second}}.
+      ideal_grows: whether N replicas ideally take N times as many images as one.
+    """
+    drawn = figure.Figure(figsize=(10, 4.2), layout="constrained")
+    speed_axes, efficiency_axes = drawn.subplots(1, 2)
+    for color, (label, speeds) in zip(itertools.cycle(COLORS), series.items()):
+        counts = sorted(speeds)
+        ideal = [speeds[counts[0]] * _growth(n, counts[0], ideal_grows) for n in counts]
+        found = [speeds[n] for n in counts]
+        speed_axes.plot(counts, found, "o-", color=color, label=label)
+        speed_axes.plot(counts, ideal, ":", color=color)
+        shares = [a / b for a, b in zip(found, ideal, strict=True)]
+        efficiency_axes.plot(counts, shares, "o-", color=color)
+    efficiency_axes.axhline(1.0, linestyle=":", color="black")
+    for ax, label in (
+        (speed_axes, "training speed (images/s)"),
+        (efficiency_axes, "share of the ideal"),
+    ):
+        _label(ax, "replicas")
+        ax.set_ylabel(label)
+        ax.set_ylim(bottom=0)
+    speed_axes.plot([], [], ":", color="black", label="ideal")
+    speed_axes.legend(fontsize="small")
+    return drawn
+
+
+def _growth(num_replicas, fewest, ideal_grows):
+    """Returns how many times the speed of the fewest replicas is ideal."""
+    return num_replicas / fewest if ideal_grows else 1.0
 
 
 def draw_heat_map(values, rows, columns, row_title, column_title, title):

@@ -1,0 +1,183 @@
+"""The benchmark takes turns, pairs them, and says what it could not measure."""
+
+import contextlib
+import json
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from tfmirror import benchmark, command, command_config, config, models
+from tfmirror.benchmarking import contenders, measuring, showing, work
+from tfmirror.models import operations
+from tfmirror.reporting import plots
+
+
+def test_operations_are_those_of_the_arithmetic():
+    model = models.build("cnn", (28, 28, 1), 10)
+    conv1, conv2 = 26 * 26 * 20 * (9 * 1), 9 * 9 * 50 * (25 * 20)
+    dense = 800 * 128 + 128 * 10
+    expected = 2 * (3 * (conv1 + conv2 + dense) - conv1)
+    assert operations.training_operations(model) == expected
+
+
+def make_work(contender="tfmirror", num_replicas=2, precision="float32", batch=128):
+    return work.Work(contender, "cnn", "synthetic", "", num_replicas, batch, precision)
+
+
+class Fake:
+    """A contender whose steps take as long as its name says."""
+
+    asked = []
+    SECONDS = {"tfmirror": 0.01, "keras_fit": 0.02}
+
+    def __init__(self, work, torch_python):
+        if work.contender == "torch_ddp":
+            raise config.InputError("no torch")
+        self.work, self.ready = work, {"operations": 1000, "trace_seconds": 1.0}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        pass
+
+    def ask(self, question):
+        answers = {
+            "parts": {"input": 1e-4, "compute": 5e-3, "reduction": 1e-3},
+            "memory": {"peak_bytes": 2**30},
+            "roof": 64e6,
+        }
+        if question in answers:
+            return answers[question]
+        self.asked.append((self.work.contender, question))
+        return question * self.SECONDS[self.work.contender]
+
+
+def test_contenders_take_turns_that_are_turned_round(monkeypatch):
+    monkeypatch.setattr(contenders, "Contender", Fake)
+    monkeypatch.setattr(Fake, "asked", [])
+    said, works = [], [make_work(), make_work("keras_fit"), make_work("torch_ddp")]
+    found, missing = measuring.measure(
+        works, repetitions=3, seconds=1.0, say=said.append
+    )
+    assert [m.work for m in found] == works[:2] and missing == ["no torch"]
+    turns = [turn for turn in Fake.asked if turn[1] != measuring.WARM_UP_STEPS]
+    ours, theirs = ("tfmirror", 100), ("keras_fit", 50)
+    assert turns == [ours, theirs, theirs, ours, ours, theirs]
+    assert found[0].speeds == pytest.approx([12_800] * 3)
+    assert found[0].share_of_roof == pytest.approx(12_800 * 1000 / 64e6)
+    (only,) = measuring.ratios(found, ideal_grows=False)
+    assert (only.median, only.ideal) == (pytest.approx(2.0), None)
+    assert "left out: no torch" in said
+    table = showing.speed_table(found)
+    assert "12,800 (12,800 to 12,800) | 6,400 | 10.00 | 1.0 | 1,024 | 20% of 0" in table
+    parts = showing.parts_table(found)
+    assert "| 10.00 | 0.10 | 5.00 | 1.00 | 4.00 |" in parts
+
+
+def make_measured(speeds, **kwargs):
+    return measuring.Measured(make_work(**kwargs), tuple(speeds), {}, None, None, None)
+
+
+@pytest.mark.parametrize(("grows", "ideal"), [(True, 4.0), (False, 1.0)])
+def test_ratios_are_paired_and_have_their_ideal(grows, ideal):
+    one = make_measured([100.0, 200.0, 400.0], num_replicas=1)
+    four = make_measured([300.0, 500.0, 1600.0], num_replicas=4)
+    half = make_measured([200.0, 1000.0, 3200.0], num_replicas=4, precision="bfloat16")
+    found = measuring.ratios([one, four, half], grows)
+    assert [(r.of, r.against, r.ideal) for r in found] == [
+        (four.work, one.work, ideal),
+        (half.work, four.work, None),
+    ]
+    assert (found[0].least, found[0].median, found[0].most) == (2.5, 3.0, 4.0)
+    assert found[1].median == 2.0  # of 0.67, 2 and 2: turn by turn
+
+
+def call(capsys, *argv):
+    """Returns (exit code, standard output, standard error) of the command."""
+    code = command.exit_code(
+        benchmark.main,
+        command_config.BenchmarkConfig,
+        "",
+        command_config.check_benchmark,
+        argv,
+    )
+    return (code, *capsys.readouterr())
+
+
+def test_real_processes_are_measured(tmp_path, capsys):
+    code, out, err = call(
+        capsys,
+        "--gpus=2",
+        "--cores=one_each",
+        "--global_batch_size=32",
+        "--repetitions=1",
+        "--seconds=0.05",
+        "--device_type=cpu",
+        "--peer=keras_fit,torch_ddp",
+        f"--torch_python={tmp_path}/no/python",
+        "--predict=8",
+        f"--plot_file={tmp_path}/a.png",
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith("one core a replica, of ")
+    assert "left out: " in out and "not measured: " in out
+    report = json.loads(out.splitlines()[-1])
+    ours, fit = report["measured"]
+    assert ours["ready"]["environment"]["num_cpus"] == 2  # it kept to its two cores
+    assert ours["images_per_second"] > 0 and fit["work"]["contender"] == "keras_fit"
+    assert set(ours["parts"]["reduction_of_bytes"]) == {
+        "1048576",
+        "8388608",
+        "33554432",
+    }
+    whole = ours["step_seconds"]
+    assert 0 < ours["parts"]["compute"] and 0 < ours["parts"]["reduction"] < whole * 10
+    assert ours["ready"]["num_weights"] == 129_068
+    assert [p["num_replicas"] for p in report["predicted"]] == [8]
+    assert len(report["not_measured"]) == 1
+    with PIL.Image.open(tmp_path / "a.png") as picture:
+        assert np.asarray(picture).std() > 0
+
+
+def test_a_contender_that_fails_says_why():
+    bad = make_work()
+    with pytest.raises(config.InputError, match="can't be measured.*synthetics"):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                contenders.Contender(
+                    work.Work("tfmirror", "cnn", "synthetics", "", 2, 8, bad.precision)
+                )
+            )
+
+
+def test_the_plot_draws_the_ideal_beside_each_series():
+    series = {"a": {1: 100.0, 2: 150.0, 4: 200.0}}
+    speed, efficiency = plots.draw_scaling(series, ideal_grows=True).axes
+    assert list(speed.lines[1].get_ydata()) == [100, 200, 400]
+    assert list(efficiency.lines[0].get_ydata()) == [1, 0.75, 0.5]
+    speed, efficiency = plots.draw_scaling(series, ideal_grows=False).axes
+    assert list(efficiency.lines[0].get_ydata()) == [1, 1.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--gpus=0"], "gpus must be whole numbers of at least 1: got '0'"),
+        (["--gpus="], "gpus must be at least one"),
+        (["--gpus=1,x"], "got 'x'"),
+        (["--model=vgg"], "model must be one of cnn, resnet18"),
+        (["--precision=float16"], "precision must be one of"),
+        (["--peer=jax"], "peer must be one of keras_fit, torch_ddp"),
+        (["--peer=torch_ddp"], "needs --torch_python"),
+        (["--cores=two"], "cores must be one of"),
+        (["--seconds=0"], "a finite number above 0"),
+        (["--gpus=4000", "--cores=one_each"], "cores"),
+        (["--plot_file=/nowhere/a.png"], "in a folder that is there"),
+    ],
+)
+def test_wrong_input_is_one_line(capsys, argv, says):
+    code, out, err = call(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and says in err

@@ -1,0 +1,67 @@
+"""The model of more devices is its closed form."""
+
+import pytest
+
+from tfmirror.benchmarking import measuring, scaling, work
+
+LINK = scaling.Link(alpha=1e-4, beta=1e-9)
+
+
+def test_a_ring_takes_what_thakur_and_others_say():
+    # 6 rounds of a quarter of 8 MB, each 0.1 ms and 2 MB at 1 GB/s.
+    assert scaling.ring_seconds(8e6, 4, LINK) == pytest.approx(6 * (1e-4 + 2e-3))
+    assert scaling.ring_seconds(8e6, 1, LINK) == 0
+
+
+def test_the_link_that_was_measured_is_found_again():
+    measured = {n: scaling.ring_seconds(n, 4, LINK) for n in (10**6, 10**7, 10**8)}
+    found = scaling.fit_link(measured, 4)
+    assert found.alpha == pytest.approx(LINK.alpha)
+    assert found.beta == pytest.approx(LINK.beta)
+
+
+def test_a_stated_link_has_its_units():
+    link = scaling.link_of(gigabits_per_second=80, microseconds=5)
+    assert link.alpha == pytest.approx(5e-6) and link.beta == pytest.approx(1e-10)
+
+
+@pytest.mark.parametrize(
+    ("share_cores", "num_replicas", "milliseconds"),
+    [
+        (False, 1, 10 + 2),
+        (False, 4, 10 + 2 + 6 * 2.1),
+        # Two hosts of four: the ring of each, and two rounds of 4 MB between them.
+        (False, 8, 10 + 2 + 6 * 2.1 + 2 * (1 + 4 * 2)),
+        (True, 4, 4 * (10 + 2) + 6 * 2.1),
+    ],
+)
+def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds):
+    between = scaling.Link(alpha=1e-3, beta=2e-9)
+    model = scaling.Model(32, 10e-3, 2e-3, 8_000_000, LINK, between, 4, share_cores)
+    seconds = model.step_seconds(num_replicas)
+    assert seconds == pytest.approx(milliseconds * 1e-3)
+    speed = model.images_per_second(num_replicas)
+    assert speed == pytest.approx(32 * num_replicas / seconds)
+    hardware = 1 if share_cores else num_replicas
+    ideal = 32 / 12e-3 * hardware
+    assert model.ideal_images_per_second(num_replicas) == pytest.approx(ideal)
+
+
+@pytest.mark.parametrize("share_cores", [False, True])
+def test_what_was_fitted_on_is_given_back(share_cores):
+    done = work.Work("tfmirror", "cnn", "synthetic", "", 2, 128, "float32")
+    sizes = {str(n): scaling.ring_seconds(n, 2, LINK) for n in (10**6, 10**7, 10**8)}
+    measured = measuring.Measured(
+        work=done,
+        speeds=(6400.0,),  # 20 ms a step
+        ready={"num_weights": 10**6},
+        parts={"compute": 12e-3, "reduction_of_bytes": sizes},
+        peak_bytes=None,
+        roof=None,
+    )
+    model = scaling.fit(
+        measured, share_cores=share_cores, between=LINK, replicas_per_host=8
+    )
+    assert model.images_per_second(2) == pytest.approx(6400)
+    assert model.num_bytes == 4 * 10**6 and model.per_replica_batch_size == 64
+    assert model.compute_seconds == pytest.approx(6e-3 if share_cores else 12e-3)

@@ -1,0 +1,168 @@
+"""Measures how fast it trains, against others and against what the machine can do.
+
+python -m tfmirror.benchmark --gpus=1,2 --peer=keras_fit
+python -m tfmirror.benchmark --model=resnet18 --precision=float32,bfloat16 --gpus=2 \\
+    --peer=keras_fit,torch_ddp --torch_python=TORCH_ENVIRONMENT/bin/python
+python -m tfmirror.benchmark --gpus=1,2,4 --per_replica_batch_size=64 --predict=8,16
+
+Every contender is a process of its own; they take turns. The last line is JSON.
+"""
+
+import dataclasses
+import json
+import pathlib
+
+from tfmirror import command, command_config, config
+
+
+def main(settings):
+    """Measures, and prints tables and a line of JSON."""
+    from tfmirror.benchmarking import measuring, showing
+
+    check_machine(settings)
+    works = make_works(settings)
+    grows = ideal_grows(settings)
+    say = command.print_line
+    say(showing.comparison_line(settings, grows))
+    found, missing = measuring.measure(
+        works,
+        repetitions=settings.repetitions,
+        seconds=settings.seconds,
+        torch_python=settings.torch_python,
+        say=say,
+    )
+    ratios = measuring.ratios(found, grows)
+    predicted = predict(settings, found, share_cores=not grows)
+    for text in (
+        showing.speed_table(found),
+        showing.parts_table(found),
+        showing.ratio_table(ratios),
+        showing.prediction_table(predicted),
+        *(f"not measured: {line}" for line in missing),
+    ):
+        if text:
+            say(f"\n{text}")
+    if settings.plot_file:
+        draw(settings.plot_file, found, grows)
+        say(f"\nwrote {settings.plot_file}")
+    report = {
+        "settings": dataclasses.asdict(settings),
+        "measured": [showing.plain(m) for m in found],
+        "ratios": [dataclasses.asdict(r) for r in ratios],
+        "predicted": predicted,
+        "not_measured": missing,
+    }
+    say(json.dumps(report))
+
+
+def check_machine(settings):
+    """Raises InputError, before minutes are spent, for what this machine can't do."""
+    from tfmirror.benchmarking import hardware
+
+    most = max(map(int, config.split_names(settings.gpus)))
+    if settings.cores == "one_each" and most > hardware.num_cores():
+        raise config.InputError(
+            f"cores=one_each needs a core for each replica: got {most} replicas on "
+            f"{hardware.num_cores()} cores"
+        )
+    folder = pathlib.Path(settings.plot_file).expanduser().parent
+    got = settings.plot_file
+    config.require(folder.is_dir(), "plot_file", got, "in a folder that is there")
+
+
+def make_works(settings):
+    """Returns the Works of every combination, ours first and then the peers'."""
+    from tfmirror.benchmarking.work import Work
+
+    works = []
+    for model in config.split_names(settings.model):
+        for n in map(int, config.split_names(settings.gpus)):
+            for batch in batch_sizes(settings, n):
+                for precision in config.split_names(settings.precision):
+                    work = Work(
+                        contender="tfmirror",
+                        model=model,
+                        dataset=settings.dataset,
+                        data_dir=settings.data_dir,
+                        num_replicas=n,
+                        global_batch_size=batch,
+                        precision=precision,
+                        microbatches=settings.microbatches,
+                        device_type=settings.device_type,
+                        num_cores=n if settings.cores == "one_each" else 0,
+                    )
+                    peers = config.split_names(settings.peer)
+                    works += [work, *(work.by(peer) for peer in peers)]
+    return works
+
+
+def batch_sizes(settings, num_replicas):
+    """Returns the global batch sizes to measure on so many replicas."""
+    if settings.per_replica_batch_size:
+        sizes = config.split_names(settings.per_replica_batch_size)
+        return [int(size) * num_replicas for size in sizes]
+    return [int(size) for size in config.split_names(settings.global_batch_size)]
+
+
+def ideal_grows(settings):
+    """Returns whether N replicas have N times the hardware of one."""
+    from tfmirror.benchmarking import hardware
+
+    has_gpus = settings.device_type != "cpu" and hardware.has_gpus()
+    return settings.cores == "one_each" or has_gpus
+
+
+def predict(settings, found, share_cores):
+    """Returns predictions as plain values, and how far they are off where measured."""
+    from tfmirror.benchmarking import scaling
+
+    ours = [m for m in found if m.work.contender == "tfmirror"]
+    several = sorted(
+        (m for m in ours if m.work.num_replicas > 1), key=lambda m: m.work.num_replicas
+    )
+    if not settings.predict or not several:
+        return []
+    base = several[0]  # the others are held out
+    model = scaling.fit(
+        base,
+        share_cores=share_cores,
+        between=scaling.link_of(settings.link_gigabits, settings.link_microseconds),
+        replicas_per_host=settings.replicas_per_host,
+    )
+    held_out = {
+        m.work.num_replicas: m.median
+        for m in several[1:]
+        if m.work == base.work.on(m.work.num_replicas)
+    }
+    asked = map(int, config.split_names(settings.predict))
+    return [
+        {
+            "num_replicas": n,
+            "images_per_second": (speed := model.images_per_second(n)),
+            "efficiency": speed / model.ideal_images_per_second(n),
+            "measured": held_out.get(n),
+            "fitted_on": base.work.name,
+        }
+        for n in sorted({*asked, *held_out})
+    ]
+
+
+def draw(name, found, grows):
+    """Draws speed and efficiency against the number of replicas into a file."""
+    from tfmirror.reporting import plots
+
+    series = {}
+    for m in found:
+        label = f"{m.work.contender}, {m.work.model}, {m.work.precision}"
+        series.setdefault(label, {})[m.work.num_replicas] = m.median
+    plots.save(plots.draw_scaling(series, grows), pathlib.Path(name).expanduser())
+
+
+if __name__ == "__main__":
+    command.run(
+        main,
+        command_config.BenchmarkConfig,
+        __doc__,
+        check=command_config.check_benchmark,
+        needs_tensorflow=False,
+    )

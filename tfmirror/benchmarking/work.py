@@ -1,0 +1,47 @@
+"""What is measured: one kind of training steps, taken by one contender.
+
+Plain values that are handed to a process of its own as JSON; see `contenders`.
+"""
+
+import dataclasses
+
+CONTENDERS = ("tfmirror", "keras_fit", "torch_ddp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Training steps to take."""
+
+    contender: str  # one of CONTENDERS
+    model: str
+    dataset: str
+    data_dir: str
+    num_replicas: int
+    global_batch_size: int
+    precision: str
+    microbatches: int = 0  # of tfmirror
+    device_type: str = "auto"
+    num_cores: int = 0  # that its process may use; 0: all
+
+    @property
+    def name(self):
+        """What it is, for people."""
+        replicas = "replica" if self.num_replicas == 1 else "replicas"
+        return (
+            f"{self.contender}, {self.model}, {self.num_replicas} {replicas}, batch "
+            f"{self.global_batch_size}, {self.precision}"
+        )
+
+    def by(self, contender):
+        """Returns the same work for another contender."""
+        return dataclasses.replace(self, contender=contender)
+
+    def on(self, num_replicas):
+        """Returns the same work for each of so many replicas: a batch that grows."""
+        times = num_replicas / self.num_replicas
+        return dataclasses.replace(
+            self,
+            num_replicas=num_replicas,
+            global_batch_size=round(self.global_batch_size * times),
+            num_cores=round(self.num_cores * times),
+        )

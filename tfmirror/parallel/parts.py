@@ -1,0 +1,116 @@
+"""The parts of a training step on their own, to see where its time goes.
+
+    compute = make_compute(strategy, model, update, plan)
+    seconds = timed(compute, 100)                  # of 100 steps' forward and backward
+
+Each is compiled as the step is: a loop in a graph that depends on what it computes.
+"""
+
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tfmirror.parallel import contribution, inspection, reduction, step
+
+
+def timed(steps, num_steps):
+    """Returns the seconds that compiled `steps` take for so many, waiting for them."""
+    start = time.perf_counter()
+    float(steps(tf.constant(num_steps, tf.int64)))
+    return time.perf_counter() - start
+
+
+def make_input(strategy, iterator):
+    """Returns compiled steps that take one global batch after another."""
+
+    def take():
+        images, labels = next(iterator)
+        return images, labels
+
+    return _make_steps(take, strategy)
+
+
+def make_compute(strategy, model, update, plan):
+    """Returns compiled steps of what replicas compute: neither added nor applied.
+
+    Each replica takes its microbatches of one global batch, forward and backward.
+    """
+    microbatch = contribution.one_call(
+        lambda *args: contribution.microbatch_sums(model, *args),
+        model,
+        plan.sizes,
+        *contribution.TRAINING_SPECS,
+    )
+    shape = (plan.global_batch_size, *model.input_shape[1:])
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, shape).astype(np.uint8)
+    labels = rng.integers(0, model.output_shape[-1], len(images)).astype(np.int32)
+    parts = [
+        inspection.split_global_batch(strategy, array, plan.part_sizes)
+        for array in (images, labels)
+    ]
+
+    def replica(images, labels):
+        weights = contribution.local_values(model.trainable_variables)
+        state = contribution.local_values(model.non_trainable_variables)
+        ones = tf.zeros([], tf.int32), update.loss_scale()
+        sums_of = step.sums_of_microbatches(
+            plan,
+            images,
+            labels,
+            lambda k, x, y: microbatch(weights, state, x, y, *ones),
+        )
+        return tf.nest.flatten(list(sums_of.values()))
+
+    return _make_steps(lambda: strategy.run(replica, args=parts), strategy)
+
+
+def make_reduction(strategy, shapes, plan=None):
+    """Returns compiled steps that add tensors of these shapes over the replicas.
+
+    Args:
+      shapes: of float32 tensors, such as those of a model's weights.
+      plan: microbatches.BatchPlan whose tree is to be finished; None: as the strategy
+        adds.
+    """
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    parts = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context, array=array: tf.constant(array)
+        )
+        for array in arrays
+    ]
+
+    def replica(tensors):
+        if plan is None or not plan.in_fixed_tree:
+            return reduction.all_reduce(tensors)
+        mine = plan.microbatches_of(step.replica_id())
+        return step.total_sums(plan, dict.fromkeys(mine, tensors), tensors)
+
+    return _make_steps(lambda: strategy.run(replica, args=(parts,)), strategy)
+
+
+def _make_steps(take, strategy):
+    """Returns the compiled loop around `take`, which gives (distributed) tensors."""
+
+    @tf.autograph.experimental.do_not_convert
+    def touched():
+        values = [
+            of_replica
+            for value in tf.nest.flatten(take())
+            for of_replica in strategy.experimental_local_results(value)
+        ]
+        # A number of each, or nothing would be computed.
+        first = [tf.reshape(value, [-1])[:1] for value in values]
+        return tf.add_n([tf.reduce_sum(tf.cast(v, tf.float32)) for v in first])
+
+    @tf.function
+    def steps(num_steps):
+        total = tf.zeros([])
+        for _ in tf.range(num_steps):
+            total += touched()
+        return total
+
+    return steps
