@@ -1,5 +1,8 @@
 """Which devices are taken, and what is said where they can't be."""
 
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -12,6 +15,7 @@ def fake_machine(monkeypatch):
     """Returns a function that makes the machine have GPUs, or just a driver."""
 
     def make(num_gpus=0, has_driver=False):
+        tf.config.list_logical_devices()  # starts the runtime
         real = tf.config.list_physical_devices
 
         def fake(device_type=None):
@@ -91,3 +95,48 @@ def test_the_reduction_is_one_that_bears_several_strategies_in_a_process():
     assert isinstance(
         cpus.extended._cross_device_ops, tf.distribute.ReductionToOneDevice
     )
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "are_stand_ins", "reduction"),
+    [
+        ("auto", False, tf.distribute.NcclAllReduce),
+        ("nccl", False, tf.distribute.NcclAllReduce),
+        ("hierarchical", False, tf.distribute.HierarchicalCopyAllReduce),
+        ("one_device", False, tf.distribute.ReductionToOneDevice),
+        ("auto", True, tf.distribute.ReductionToOneDevice),
+        ("one_device", True, tf.distribute.ReductionToOneDevice),
+    ],
+)
+def test_the_reduction_is_the_one_asked_for(
+    monkeypatch, all_reduce, are_stand_ins, reduction
+):
+    made = []
+    monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda *a: made.append(a))
+    two = devices.Devices(("GPU:0", "GPU:1"), are_stand_ins)
+    devices.make_strategy(two, all_reduce)
+    ((names, operations),) = made
+    assert names == ["GPU:0", "GPU:1"] and type(operations) is reduction
+
+
+@pytest.mark.parametrize("all_reduce", ["nccl", "hierarchical"])
+def test_a_reduction_of_gpus_is_refused_on_stand_ins(all_reduce):
+    two = devices.Devices(("CPU:0", "CPU:1"), are_stand_ins=True)
+    with pytest.raises(config.InputError, match=f"all_reduce={all_reduce} is of GPUs"):
+        devices.make_strategy(two, all_reduce)
+
+
+def test_threads_are_set_before_tensorflow_runs_or_refused():
+    tf.constant(0)
+    devices.set_threads(0, 0)  # as they are
+    with pytest.raises(config.InputError, match="can't be changed once TensorFlow"):
+        devices.set_threads(1, 0)
+    code = (
+        "import tensorflow as tf\n"
+        "from tfmirror.parallel import devices\n"
+        "devices.set_threads(1, 2)\n"
+        "devices.choose(2, 'cpu')\n"
+        "assert tf.config.threading.get_intra_op_parallelism_threads() == 1\n"
+        "assert tf.config.threading.get_inter_op_parallelism_threads() == 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

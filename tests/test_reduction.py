@@ -109,3 +109,51 @@ def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
     for value, factor in ((single, 1), (double, 2)):
         copies = strategy.experimental_local_results(value)
         assert [copy.numpy() for copy in copies] == [factor * expected] * len(shares)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "packs"),
+    [
+        ([3, 4, 5], 12, [[0, 1, 2]]),
+        ([3, 4, 5], 11, [[0, 1], [2]]),
+        ([3, 40, 5, 6], 11, [[0], [1], [2, 3]]),  # one is larger by itself
+        ([3, 4, 5], 1, [[0], [1], [2]]),
+        ([0, 0], 1, [[0, 1]]),
+        ([], 1, []),
+    ],
+)
+def test_packs_are_of_neighbours_and_no_larger_than_asked(sizes, most, packs):
+    assert reduction.pack(sizes, most) == packs
+
+
+@pytest.mark.parametrize("pack_bytes", [1, 40, 10**6])
+def test_packed_tensors_add_up_to_the_same_bits(pack_bytes):
+    strategy = make_strategy(3)
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return rng.normal(size=(3, *shape)).astype(np.float32)
+
+    values = {"a": draw(2, 3), "b": [draw(5), draw()]}
+
+    def replica(pack_bytes):
+        context = tf.distribute.get_replica_context()
+        me = int(tf.get_static_value(context.replica_id_in_sync_group))
+        mine = tf.nest.map_structure(lambda v: tf.constant(v[me]), values)
+        return reduction.all_reduce(mine, pack_bytes)
+
+    def total(pack_bytes):
+        run = tf.function(lambda: strategy.run(replica, args=(pack_bytes,)))
+        return tf.nest.map_structure(strategy.experimental_local_results, run())
+
+    packed, plain = total(pack_bytes), total(0)
+    tf.nest.assert_same_structure(packed, plain)
+    for name, found, expected in (
+        ("a", packed["a"], plain["a"]),
+        ("b 0", packed["b"][0], plain["b"][0]),
+        ("b 1", packed["b"][1], plain["b"][1]),
+    ):
+        assert len(found) == 3, name
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(packed["a"][1], values["a"].sum(axis=0), rtol=1e-5)

@@ -88,6 +88,8 @@ def make_works(settings):
                         global_batch_size=batch,
                         precision=precision,
                         microbatches=settings.microbatches,
+                        intra_op_threads=settings.intra_op_threads,
+                        inter_op_threads=settings.inter_op_threads,
                         device_type=settings.device_type,
                         num_cores=n if settings.cores == "one_each" else 0,
                     )

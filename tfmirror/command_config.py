@@ -227,6 +227,8 @@ class BenchmarkConfig:
     dataset: str = "synthetic"
     data_dir: str = ""
     microbatches: int = 0
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
     device_type: str = "auto"
 
 

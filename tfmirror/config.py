@@ -26,10 +26,12 @@ SCHEDULES = ("constant", "cosine", "one_cycle")
 PRECISIONS = ("float32", "bfloat16", "float16")
 BATCH_NORMS = ("microbatch", "sync")
 ON_DRIFT = ("stop", "resync")
+ALL_REDUCES = ("auto", "nccl", "hierarchical", "one_device")
 # What a run that is resumed may go on with another value of, if asked to.
 OVERRIDABLE = (
     "epochs", "learning_rate", "lr_scaling", "schedule", "warmup_epochs",
-    "weight_decay", "clip_norm", "augment", "gpus",
+    "weight_decay", "clip_norm", "augment", "gpus", "all_reduce", "pack_mb",
+    "intra_op_threads", "inter_op_threads",
 )  # fmt: skip
 INITS = ("normal", "he", "glorot")
 
@@ -74,6 +76,10 @@ class TrainConfig:
     limit_eval_examples: int = 0  # 0: all
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"
+    intra_op_threads: int = 0  # of one operation on CPUs; 0: all cores
+    inter_op_threads: int = 0  # operations on CPUs at a time; 0: all cores
+    all_reduce: str = "auto"
+    pack_mb: float = 0.0  # megabytes of gradients in a message; 0: as the strategy does
     microbatches: int = 0  # in a global batch; 0: one a replica, as the strategy adds
     microbatches_per_replica: str = ""  # such as "5,3"; empty: as even as can be
     global_batch_size: int | None = None  # examples a step over all replicas
@@ -141,6 +147,7 @@ def check(settings):
         value = getattr(settings, name)
         require(value >= 0, name, value, f"at least 0 (0: {zero})")
     parse_shares(settings.microbatches_per_replica)
+    _check_device_options(settings)
     _check_safety_settings(settings)
     _check_optimizer_settings(settings)
     require_one_of(PRECISIONS, "precision", settings.precision)
@@ -153,6 +160,23 @@ def check(settings):
         raise InputError(
             "batch_norm=sync can't be given with microbatches, which are computed one "
             "after the other: drop one"
+        )
+
+
+def _check_device_options(settings):
+    """Raises InputError at the first wrong one of threads and reduction."""
+    for name in ("intra_op_threads", "inter_op_threads"):
+        value = getattr(settings, name)
+        require(value >= 0, name, value, "at least 0 (0: all cores)")
+    require_one_of(ALL_REDUCES, "all_reduce", settings.all_reduce)
+    size = settings.pack_mb
+    is_met = math.isfinite(size) and size >= 0
+    require(is_met, "pack_mb", size, "at least 0 (0: as the strategy does)")
+    is_other = settings.all_reduce != "auto" or size
+    if is_other and (settings.microbatches or settings.microbatches_per_replica):
+        raise InputError(
+            "all_reduce and pack_mb are of the strategy's reduction, in whose place "
+            "microbatches are added in a fixed tree: drop one"
         )
 
 

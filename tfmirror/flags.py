@@ -41,6 +41,12 @@ HELP = {
         f"({command_config.MOST_REPLICAS_TO_VERIFY} to verify)",
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
+        "intra_op_threads": "threads of one operation on CPUs; 0: one a core",
+        "inter_op_threads": "operations on CPUs at a time; 0: one a core",
+        "all_reduce": "how the strategy adds gradients: nccl, hierarchical (within "
+        "groups of GPUs first), one_device; auto: nccl on GPUs, else one_device",
+        "pack_mb": "megabytes of gradients to join into a message; 0: as the strategy "
+        "does",
     },
     "Batches": {
         "global_batch_size": "examples a step over all replicas (not with "

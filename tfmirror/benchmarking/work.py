@@ -20,6 +20,8 @@ class Work:
     global_batch_size: int
     precision: str
     microbatches: int = 0  # of tfmirror
+    intra_op_threads: int = 0  # of tfmirror
+    inter_op_threads: int = 0  # of tfmirror
     device_type: str = "auto"
     num_cores: int = 0  # that its process may use; 0: all
 

@@ -157,6 +157,8 @@ def train_config(work):
         global_batch_size=work.global_batch_size,
         microbatches=work.microbatches,
         precision=work.precision,
+        intra_op_threads=work.intra_op_threads,
+        inter_op_threads=work.inter_op_threads,
         device_type=work.device_type,
         learning_rate=0.05,
     )

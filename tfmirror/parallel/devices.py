@@ -77,19 +77,55 @@ def count_gpus(device_type="auto"):
     return 0 if device_type == "cpu" else len(tf.config.list_physical_devices("GPU"))
 
 
-def make_strategy(devices):
+def make_strategy(devices, all_reduce="auto"):
     """Returns a tf.distribute.MirroredStrategy with one replica on each of `devices`.
 
     The default reduction (CollectiveAllReduce) keeps group sizes for the whole process,
-    so a second strategy of another size fails under it (TensorFlow 2.21); these two
-    don't. On logical CPUs adding on one device is as fast as a ring.
+    so a second strategy of another size fails under it (TensorFlow 2.21); these don't.
+    On logical CPUs adding on one device is as fast as a ring.
+
+    Args:
+      all_reduce: how gradients are added, one of config.ALL_REDUCES.
+
+    Raises:
+      InputError: a reduction of GPUs on logical CPU devices.
     """
-    reduction = (
-        tf.distribute.ReductionToOneDevice()
-        if devices.are_stand_ins
-        else tf.distribute.NcclAllReduce()
-    )
-    return tf.distribute.MirroredStrategy(list(devices.names), reduction)
+    if all_reduce == "auto":
+        all_reduce = "one_device" if devices.are_stand_ins else "nccl"
+    if devices.are_stand_ins and all_reduce != "one_device":
+        raise config.InputError(
+            f"all_reduce={all_reduce} is of GPUs alone: logical CPU devices stand in; "
+            "give auto or one_device"
+        )
+    return tf.distribute.MirroredStrategy(list(devices.names), REDUCTIONS[all_reduce]())
+
+
+# All gradients travel in one pack, unless they are packed before (--pack_mb).
+REDUCTIONS = {
+    "nccl": tf.distribute.NcclAllReduce,
+    "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
+    "one_device": tf.distribute.ReductionToOneDevice,
+}
+
+
+def set_threads(intra_op, inter_op):
+    """Lets an operation, and operations at a time, have so many threads; 0: all cores.
+
+    Raises:
+      InputError: TensorFlow's runtime runs with others already.
+    """
+    threading = tf.config.threading
+    try:
+        # Once the runtime has started even the same numbers are refused.
+        if threading.get_intra_op_parallelism_threads() != intra_op:
+            threading.set_intra_op_parallelism_threads(intra_op)
+        if threading.get_inter_op_parallelism_threads() != inter_op:
+            threading.set_inter_op_parallelism_threads(inter_op)
+    except RuntimeError as error:
+        raise config.InputError(
+            "intra_op_threads and inter_op_threads can't be changed once TensorFlow "
+            "runs: give them to the first run of a process"
+        ) from error
 
 
 def make_usual_strategy(devices):

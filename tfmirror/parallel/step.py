@@ -63,7 +63,7 @@ def microbatches_of_replica(plan, images, labels):
     }
 
 
-def total_sums(plan, sums_of, like):
+def total_sums(plan, sums_of, like, pack_bytes=0):
     """Returns the total over all microbatches, the same on every replica.
 
     This holds the step's only communication. Runs in replica context.
@@ -71,10 +71,11 @@ def total_sums(plan, sums_of, like):
     Args:
       sums_of: {k: nested tensors} of this replica's microbatches.
       like: nested tensors of the structure of one microbatch's.
+      pack_bytes: of reduction.all_reduce, where that adds.
     """
     if not plan.in_fixed_tree:
         (sums,) = sums_of.values()  # one microbatch a replica
-        return reduction.all_reduce(sums)
+        return reduction.all_reduce(sums, pack_bytes)
     num_leaves = plan.num_microbatches
     blocks = [
         reduction.aligned_blocks(plan.microbatches_of(r), num_leaves)
@@ -106,7 +107,7 @@ def sums_of_microbatches(plan, images, labels, sums):
     return sums_of
 
 
-def replica_sums(model, update, plan, microbatch, images, labels):
+def replica_sums(model, update, plan, microbatch, pack_bytes, images, labels):
     """Returns the Sums of the global batch, the same on every replica.
 
     Changes nothing. Runs in replica context.
@@ -114,6 +115,7 @@ def replica_sums(model, update, plan, microbatch, images, labels):
     Args:
       update: parallel.updates.Update.
       microbatch: contribution.microbatch_sums of the model.
+      pack_bytes: of `total_sums`.
       images, labels: this replica's part.
     """
     weights = contribution.local_values(model.trainable_variables)
@@ -128,7 +130,7 @@ def replica_sums(model, update, plan, microbatch, images, labels):
     sums_of = sums_of_microbatches(plan, images, labels, sums)
     averaged = contribution.averaged_state(model)
     like = contribution.Sums(0.0, 0.0, model.trainable_variables, averaged)
-    return total_sums(plan, sums_of, like)
+    return total_sums(plan, sums_of, like, pack_bytes)
 
 
 def replica_apply(model, update, plan, total):
@@ -160,7 +162,7 @@ def replica_eval_step(model, weights, plan, microbatch, images, labels):
 
 
 def make_train_steps(
-    strategy, model, update, plan, *, augment=None, replicas_talk=False
+    strategy, model, update, plan, *, augment=None, replicas_talk=False, pack_bytes=0
 ):
     """Returns a compiled function that takes many training steps in one call.
 
@@ -180,6 +182,7 @@ def make_train_steps(
       augment: of contribution.microbatch_sums.
       replicas_talk: whether layers of the model reduce over replicas, which they can
         do only where each replica has one microbatch.
+      pack_bytes: of `total_sums`.
     """
     contribution.check_state(model)
     microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
@@ -188,10 +191,10 @@ def make_train_steps(
             microbatch, model, plan.sizes, *contribution.TRAINING_SPECS
         )
 
+    sums = functools.partial(replica_sums, model, update, plan, microbatch, pack_bytes)
+
     def find(parts):
-        return strategy.run(
-            functools.partial(replica_sums, model, update, plan, microbatch), args=parts
-        )
+        return strategy.run(sums, args=parts)
 
     def take(sums):
         first = tf.nest.map_structure(functools.partial(_of_first, strategy), sums)

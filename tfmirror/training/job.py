@@ -87,6 +87,7 @@ def choose(settings):
     Raises:
       InputError: the machine has not what is asked for, or a batch is too small for it.
     """
+    devices.set_threads(settings.intra_op_threads, settings.inter_op_threads)
     chosen = devices.choose(settings.gpus, settings.device_type)
     return chosen, config.resolve(settings, chosen.num_replicas)
 
@@ -131,7 +132,7 @@ def assemble(settings, chosen, dataset, shares, position):
     is_sync = settings.batch_norm == "sync"
     if is_sync:
         sync_batch_norm.check_plans(train_plans)
-    strategy = devices.make_strategy(chosen)
+    strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
     model, update = build(settings, strategy, dataset, steps_per_epoch)
     if chosen.are_stand_ins:
@@ -143,6 +144,7 @@ def assemble(settings, chosen, dataset, shares, position):
         update,
         augment=make_augment(settings),
         replicas_talk=is_sync,
+        pack_bytes=round(settings.pack_mb * 2**20),
     )
     make_eval = functools.partial(
         step.make_eval_steps, strategy, model, weights=update.evaluated_variables
