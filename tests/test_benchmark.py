@@ -35,6 +35,7 @@ class Fake:
         if work.contender == "torch_ddp":
             raise config.InputError("no torch")
         self.work, self.ready = work, {"operations": 1000, "trace_seconds": 1.0}
+        self.start_seconds = 3.0
 
     def __enter__(self):
         return self
@@ -45,7 +46,7 @@ class Fake:
     def ask(self, question):
         answers = {
             "parts": {"input": 1e-4, "compute": 5e-3, "reduction": 1e-3},
-            "memory": {"peak_bytes": 2**30},
+            "memory": 2**30,
             "roof": 64e6,
         }
         if question in answers:
@@ -71,13 +72,17 @@ def test_contenders_take_turns_that_are_turned_round(monkeypatch):
     assert (only.median, only.ideal) == (pytest.approx(2.0), None)
     assert "left out: no torch" in said
     table = showing.speed_table(found)
-    assert "12,800 (12,800 to 12,800) | 6,400 | 10.00 | 1.0 | 1,024 | 20% of 0" in table
+    assert (
+        "12,800 (12,800 to 12,800) | 6,400 | 10.00 | 3.0 | 1.0 | 1,024 | 20% of 0"
+        in table
+    )
     parts = showing.parts_table(found)
     assert "| 10.00 | 0.10 | 5.00 | 1.00 | 4.00 |" in parts
 
 
 def make_measured(speeds, **kwargs):
-    return measuring.Measured(make_work(**kwargs), tuple(speeds), {}, None, None, None)
+    work = make_work(**kwargs)
+    return measuring.Measured(work, tuple(speeds), 1.0, {}, None, None, None)
 
 
 @pytest.mark.parametrize(("grows", "ideal"), [(True, 4.0), (False, 1.0)])
@@ -132,13 +137,66 @@ def test_real_processes_are_measured(tmp_path, capsys):
         "8388608",
         "33554432",
     }
-    whole = ours["step_seconds"]
-    assert 0 < ours["parts"]["compute"] and 0 < ours["parts"]["reduction"] < whole * 10
+    assert ours["parts"]["compute"] > ours["parts"]["reduction"] > 0
+    assert 0 < ours["share_of_roof"] < 1.5  # of a noisy measure
     assert ours["ready"]["num_weights"] == 129_068
     assert [p["num_replicas"] for p in report["predicted"]] == [8]
     assert len(report["not_measured"]) == 1
     with PIL.Image.open(tmp_path / "a.png") as picture:
         assert np.asarray(picture).std() > 0
+
+
+def test_a_contender_that_dies_between_its_turns_is_told():
+    with pytest.raises(config.InputError, match="ended with code -9"):
+        with contenders.Contender(make_work(batch=8)) as contender:
+            assert contender.ask(2) > 0
+            contender._process.kill()
+            contender._process.wait()
+            contender.ask(2)
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "says"), [("/bin/echo", "its process said"), ("/bin/false", "code")]
+)
+def test_an_interpreter_that_is_none_is_told(interpreter, says):
+    with pytest.raises(config.InputError, match=says):
+        contenders.Contender(make_work("torch_ddp"), interpreter)
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    small = work.Work("tfmirror", "cnn", "digits", "", 2, 2048, "float32")
+    with pytest.raises(config.InputError, match="at most the 1438 training examples"):
+        contenders.Contender(small)
+
+
+def test_more_replicas_are_predicted_and_compared_with_what_was_measured():
+    settings = command_config.BenchmarkConfig(predict="8", replicas_per_host=8)
+    parts = {"compute": 5e-3, "reduction_of_bytes": {"1000000": 1e-3, "8000000": 8e-3}}
+    found = [
+        measuring.Measured(
+            make_work(num_replicas=n, batch=64 * n, precision=precision),
+            (speed,),
+            1.0,
+            {"num_weights": 250_000},
+            parts,
+            None,
+            None,
+        )
+        for precision in ("float32", "bfloat16")
+        for n, speed in ((1, 9000.0), (2, 12_800.0), (4, 20_000.0))
+    ]
+    predicted = benchmark.predict(settings, found, share_cores=False)
+    assert [(p["num_replicas"], p["measured"]) for p in predicted] == [
+        (4, 20_000.0),
+        (8, None),
+    ] * 2
+    assert {p["fitted_on"] for p in predicted} == {
+        found[1].work.name,
+        found[4].work.name,
+    }
+    # 10 ms a step of which 1 ms is the ring of two, at 1 GB/s: of four, 1.5 ms.
+    assert predicted[0]["images_per_second"] == pytest.approx(256 / 10.5e-3)
+    assert showing.prediction_table(predicted).count("of 20,000 measured") == 2
 
 
 def test_a_contender_that_fails_says_why():
@@ -173,8 +231,12 @@ def test_the_plot_draws_the_ideal_beside_each_series():
         (["--peer=torch_ddp"], "needs --torch_python"),
         (["--cores=two"], "cores must be one of"),
         (["--seconds=0"], "a finite number above 0"),
-        (["--gpus=4000", "--cores=one_each"], "cores"),
+        (["--gpus=4000", "--cores=one_each"], "needs a core for each replica"),
         (["--plot_file=/nowhere/a.png"], "in a folder that is there"),
+        (["--plot_file=/tmp"], "a file in a folder that is there"),
+        (["--global_batch_size="], "global_batch_size must be at least one"),
+        (["--microbatches=-1"], "microbatches must be at least 0"),
+        (["--gpus=1", "--predict=8"], "needs a measure of several replicas"),
     ],
 )
 def test_wrong_input_is_one_line(capsys, argv, says):

@@ -83,6 +83,12 @@ def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsy
         (["{run}"], "give --keras_file, --saved_model or both"),
         (["{run}", "--keras_file=a.h5"], "a name ending in .keras"),
         (["{run}", "--saved_model={run}"], "must be a new one: got"),
+        (
+            ["{run}", "--saved_model={run}/a.keras", "--keras_file={run}/a.keras"],
+            "other",
+        ),
+        (["{run}", "--saved_model=/proc/a"], "/proc/a can't be written"),
+        (["{run}", "--saved_model=~nobody_there/a"], "a user that is not there"),
         (["{run}", "--saved_model={run}/a/b"], "must be in a folder there is: got"),
         (["--saved_model={run}/a"], "one run directory or checkpoint: got ()"),
     ],

@@ -9,6 +9,7 @@ each replica's own gradient; replicas drop out the same.
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers import (
     build_linear,
     build_update,
@@ -128,8 +129,10 @@ def test_replicas_drop_out_otherwise_and_inference_not_at_all():
             [keras.Input(SHAPE), *layers, keras.layers.Dense(10, use_bias=False)]
         )
     images, labels = np.full((4, *SHAPE), 255, np.uint8), np.zeros(4, np.int32)
-    weights = [v.numpy() for v in model.trainable_variables]
-    state = [v.numpy() for v in model.non_trainable_variables]
+    weights, state = (
+        [tf.constant(v.numpy()) for v in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
     losses = {
         float(
             contribution.microbatch_sums(

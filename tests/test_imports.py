@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ROOMS = {
     "tfmirror": 0,
     "tfmirror.config": 0,
+    "tfmirror.errors": 0,
     "tfmirror.recipes": 0,
     "tfmirror.metrics": 0,
     "tfmirror.command_config": 0,

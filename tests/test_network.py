@@ -28,12 +28,14 @@ settings = config.TrainConfig(epochs=1, limit_train_examples=128, workdir=sys.ar
 run.train(settings)
 """
 OTHERS = """
-from tfmirror import command_config as c, evaluate, export, predict, report
+from tfmirror import command_config as c
+from tfmirror import evaluate, export, inspect_replicas, predict, report
 folder = sys.argv[1]
 evaluate.main(c.EvaluateConfig(arguments=(folder,)))
 images = c.PredictConfig(arguments=(folder, sys.argv[2]))
 predict.main(images)
 export.main(c.ExportConfig(arguments=(folder,), saved_model=folder + "/saved"))
+inspect_replicas.main(c.InspectConfig())
 report.main(c.ReportConfig(run_dirs=(folder,), html_file=folder + "/report.html"))
 """
 

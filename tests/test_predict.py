@@ -87,7 +87,14 @@ def test_an_output_file_is_written_whole(finished_run, files, tmp_path, capsys):
         (["{file}", "{file}"], "a run directory or a checkpoint is expected"),
         (["{run}", "{file}", "--format=xml"], "format must be one of csv, json"),
         (["{run}", "{file}", "--output_file={run}/a/b"], "in a folder that is there"),
-        (["{run}", "{file}", "--output_file={run}"], "output_file can't be written"),
+        (
+            ["{run}", "{file}", "--output_file={run}"],
+            "a file in a folder that is there",
+        ),
+        (["{run}", "{file}", "--output_file=."], "a file in a folder that is there"),
+        (["{run}", "{file}", "--output_file=/proc/a"], "output_file can't be written"),
+        (["{run}", "x" * 300], "can't be used: File name too long"),
+        (["~nobody_there", "{file}"], "a user that is not there"),
     ],
 )
 def test_wrong_input_is_one_line(finished_run, files, capsys, argv, says):

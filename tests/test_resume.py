@@ -13,7 +13,7 @@ from tfmirror.training import interruption, run
 
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
-    gpus=4,
+    gpus=2,
     microbatches=4,
     global_batch_size=32,
     limit_train_examples=100,
@@ -76,7 +76,7 @@ def stop(monkeypatch, folder, num_steps, **changes):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The summary of the run that is never stopped."""
-    return train(tmp_path_factory.mktemp("runs") / "whole")
+    return train(tmp_path_factory.mktemp("runs") / "whole", gpus=4)
 
 
 def test_stopped_on_four_and_on_one_it_ends_on_two_to_the_bit(

@@ -1,5 +1,6 @@
 """The model of more devices is its closed form."""
 
+import numpy as np
 import pytest
 
 from tfmirror.benchmarking import measuring, scaling, work
@@ -20,6 +21,18 @@ def test_the_link_that_was_measured_is_found_again():
     assert found.beta == pytest.approx(LINK.beta)
 
 
+def test_no_time_is_negative():
+    """Small sizes that are faster than bandwidth allows: alpha is none, beta fits."""
+    measured = {1e6: 0.1e-3, 8e6: 2e-3, 32e6: 10e-3}
+    found = scaling.fit_link(measured, 2)
+    assert found.alpha == 0
+    predicted = [scaling.ring_seconds(n, 2, found) for n in measured]
+    errors = np.array(predicted) / list(measured.values()) - 1
+    for factor in (0.99, 1.01):  # no other beta has smaller relative errors
+        other = (errors + 1) * factor - 1
+        assert (other**2).sum() > (errors**2).sum()
+
+
 def test_a_stated_link_has_its_units():
     link = scaling.link_of(gigabits_per_second=80, microseconds=5)
     assert link.alpha == pytest.approx(5e-6) and link.beta == pytest.approx(1e-10)
@@ -33,6 +46,7 @@ def test_a_stated_link_has_its_units():
         # Two hosts of four: the ring of each, and two rounds of 4 MB between them.
         (False, 8, 10 + 2 + 6 * 2.1 + 2 * (1 + 4 * 2)),
         (True, 4, 4 * (10 + 2) + 6 * 2.1),
+        (True, 8, 4 * (10 + 2) + 6 * 2.1 + 2 * (1 + 4 * 2)),
     ],
 )
 def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds):
@@ -42,7 +56,8 @@ def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds)
     assert seconds == pytest.approx(milliseconds * 1e-3)
     speed = model.images_per_second(num_replicas)
     assert speed == pytest.approx(32 * num_replicas / seconds)
-    hardware = 1 if share_cores else num_replicas
+    num_hosts = {1: 1, 4: 1, 8: 2}[num_replicas]
+    hardware = num_hosts if share_cores else num_replicas
     ideal = 32 / 12e-3 * hardware
     assert model.ideal_images_per_second(num_replicas) == pytest.approx(ideal)
 
@@ -54,6 +69,7 @@ def test_what_was_fitted_on_is_given_back(share_cores):
     measured = measuring.Measured(
         work=done,
         speeds=(6400.0,),  # 20 ms a step
+        start_seconds=1.0,
         ready={"num_weights": 10**6},
         parts={"compute": 12e-3, "reduction_of_bytes": sizes},
         peak_bytes=None,

@@ -10,7 +10,6 @@ Every contender is a process of its own; they take turns. The last line is JSON.
 
 import dataclasses
 import json
-import pathlib
 
 from tfmirror import command, command_config, config
 
@@ -42,9 +41,6 @@ def main(settings):
     ):
         if text:
             say(f"\n{text}")
-    if settings.plot_file:
-        draw(settings.plot_file, found, grows)
-        say(f"\nwrote {settings.plot_file}")
     report = {
         "settings": dataclasses.asdict(settings),
         "measured": [showing.plain(m) for m in found],
@@ -53,6 +49,8 @@ def main(settings):
         "not_measured": missing,
     }
     say(json.dumps(report))
+    if settings.plot_file:
+        draw(settings, found, grows)
 
 
 def check_machine(settings):
@@ -65,13 +63,18 @@ def check_machine(settings):
             f"cores=one_each needs a core for each replica: got {most} replicas on "
             f"{hardware.num_cores()} cores"
         )
-    folder = pathlib.Path(settings.plot_file).expanduser().parent
-    got = settings.plot_file
-    config.require(folder.is_dir(), "plot_file", got, "in a folder that is there")
+    if settings.plot_file:
+        config.check_new_file("plot_file", settings.plot_file)
+    if settings.predict and most == 1:
+        raise config.InputError(
+            "predict needs a measure of several replicas: got gpus="
+            f"{settings.gpus}; add --gpus=2"
+        )
 
 
 def make_works(settings):
     """Returns the Works of every combination, ours first and then the peers'."""
+    from tfmirror.benchmarking import hardware
     from tfmirror.benchmarking.work import Work
 
     works = []
@@ -94,6 +97,8 @@ def make_works(settings):
                         num_cores=n if settings.cores == "one_each" else 0,
                     )
                     peers = config.split_names(settings.peer)
+                    if hardware.has_gpus() and settings.device_type != "cpu":
+                        peers = [p for p in peers if p != "torch_ddp"]  # a CPU's peer
                     works += [work, *(work.by(peer) for peer in peers)]
     return works
 
@@ -115,16 +120,27 @@ def ideal_grows(settings):
 
 
 def predict(settings, found, share_cores):
-    """Returns predictions as plain values, and how far they are off where measured."""
+    """Returns predictions as plain values, and how far they are off where measured.
+
+    For each model and precision, from the fewest replicas above one; speeds of more
+    replicas, for as many examples on each, are held out and compared.
+    """
+    ours = [m for m in found if m.work.contender == "tfmirror"]
+    groups = {}
+    for m in sorted(ours, key=lambda m: m.work.num_replicas):
+        if m.work.num_replicas > 1:
+            groups.setdefault((m.work.model, m.work.precision), []).append(m)
+    predictions = []
+    if settings.predict:
+        for base, *others in groups.values():
+            predictions += predict_from(settings, base, others, share_cores)
+    return predictions
+
+
+def predict_from(settings, base, others, share_cores):
+    """Returns the predictions that one Measured of several replicas gives."""
     from tfmirror.benchmarking import scaling
 
-    ours = [m for m in found if m.work.contender == "tfmirror"]
-    several = sorted(
-        (m for m in ours if m.work.num_replicas > 1), key=lambda m: m.work.num_replicas
-    )
-    if not settings.predict or not several:
-        return []
-    base = several[0]  # the others are held out
     model = scaling.fit(
         base,
         share_cores=share_cores,
@@ -133,31 +149,42 @@ def predict(settings, found, share_cores):
     )
     held_out = {
         m.work.num_replicas: m.median
-        for m in several[1:]
+        for m in others
         if m.work == base.work.on(m.work.num_replicas)
     }
     asked = map(int, config.split_names(settings.predict))
     return [
         {
+            "fitted_on": base.work.name,
             "num_replicas": n,
             "images_per_second": (speed := model.images_per_second(n)),
             "efficiency": speed / model.ideal_images_per_second(n),
             "measured": held_out.get(n),
-            "fitted_on": base.work.name,
         }
         for n in sorted({*asked, *held_out})
     ]
 
 
-def draw(name, found, grows):
+def draw(settings, found, grows):
     """Draws speed and efficiency against the number of replicas into a file."""
     from tfmirror.reporting import plots
 
     series = {}
     for m in found:
-        label = f"{m.work.contender}, {m.work.model}, {m.work.precision}"
+        examples = f"batch {m.work.global_batch_size}"
+        if settings.per_replica_batch_size:
+            share = m.work.global_batch_size // m.work.num_replicas
+            examples = f"{share} a replica"
+        kind = f"{m.work.contender}, {m.work.model}"
+        label = f"{kind}, {m.work.precision}, {examples}"
         series.setdefault(label, {})[m.work.num_replicas] = m.median
-    plots.save(plots.draw_scaling(series, grows), pathlib.Path(name).expanduser())
+    drawn = plots.draw_scaling(series, grows)
+    try:
+        plots.save(drawn, config.expand_path("plot_file", settings.plot_file))
+    except OSError as error:
+        raise config.InputError(
+            f"plot_file can't be written: {error.strerror}"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -67,6 +67,12 @@ def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
     except config.ClaimFailedError as error:
         print_error(error)
         return EXIT_CLAIM_FAILED
+    except OSError as error:
+        if not error.filename:
+            raise
+        # What the system says of a path that was given: a name too long, no permission.
+        print_error(f"{error.filename!r} can't be used: {error.strerror}")
+        return EXIT_WRONG_INPUT
     except (config.InterruptedRunError, KeyboardInterrupt) as error:
         print_error(str(error) or "interrupted")
         return EXIT_INTERRUPTED

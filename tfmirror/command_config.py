@@ -247,6 +247,11 @@ def check_benchmark(settings):
             config.require(is_met, name, value, "whole numbers of at least 1")
     for name in ("model", "gpus", "precision"):
         config.require(getattr(settings, name), name, "", "at least one")
+    has_batch = settings.global_batch_size or settings.per_replica_batch_size
+    config.require(has_batch, "global_batch_size", "", "at least one")
+    for name in ("microbatches", "intra_op_threads", "inter_op_threads"):
+        value = getattr(settings, name)
+        config.require(value >= 0, name, value, "at least 0")
     config.require_one_of(("shared", "one_each"), "cores", settings.cores)
     config.require_one_of(config.DEVICE_TYPES, "device_type", settings.device_type)
     for name in ("repetitions", "replicas_per_host"):

@@ -12,6 +12,16 @@ import math
 import re
 import typing
 
+# Under their usual names: config.InputError, config.require.
+from tfmirror.errors import ClaimFailedError as ClaimFailedError
+from tfmirror.errors import InputError as InputError
+from tfmirror.errors import InterruptedRunError as InterruptedRunError
+from tfmirror.errors import TrainingStoppedError as TrainingStoppedError
+from tfmirror.errors import check_new_file as check_new_file
+from tfmirror.errors import expand_path as expand_path
+from tfmirror.errors import require as require
+from tfmirror.errors import require_one_of as require_one_of
+from tfmirror.errors import split_names as split_names
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
     EPOCHS_OF_SMALL_DATASETS,
@@ -38,26 +48,6 @@ INITS = ("normal", "he", "glorot")
 # Logical CPU devices that stand in for GPUs if no number is asked for: as many as both
 # chapters have.
 NUM_STAND_INS = 2
-
-
-class InputError(ValueError):
-    """A wrong flag or input.
-
-    The message says what was got, what is expected and what to do. The commands print
-    it as one line and exit with code 2.
-    """
-
-
-class ClaimFailedError(RuntimeError):
-    """A claim that was verified does not hold (exit code 4)."""
-
-
-class InterruptedRunError(RuntimeError):
-    """The process was asked to end, and did so between two steps (exit code 130)."""
-
-
-class TrainingStoppedError(RuntimeError):
-    """Training can't go on, as with a loss that is not finite (exit code 3)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,17 +99,6 @@ class TrainConfig:
     resume_override: str = ""  # settings that may differ, with commas between
     step_timeout: float = 0.0  # seconds; 0: none
     workdir: str = ""  # empty: a new folder under runs/
-
-
-def require(is_met, name, got, expected):
-    """Raises InputError unless `is_met`: "NAME must be EXPECTED: got GOT"."""
-    if not is_met:
-        raise InputError(f"{name} must be {expected}: got {got!r}")
-
-
-def require_one_of(allowed, name, got):
-    """Raises InputError unless `got` is among `allowed`; None is not worth a word."""
-    require(got in allowed, name, got, f"one of {', '.join(filter(None, allowed))}")
 
 
 def check(settings):
@@ -217,11 +196,6 @@ def _check_safety_settings(settings):
         raise InputError("resume=auto needs the --workdir of the run to go on with")
     for name in split_names(settings.resume_override):
         require_one_of(OVERRIDABLE, "resume_override", name)
-
-
-def split_names(text):
-    """Returns the names in a text with commas between; none for an empty one."""
-    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def parse_interval(text):

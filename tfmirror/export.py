@@ -8,8 +8,6 @@ loads, takes 8-bit images [b, H, W, C] and gives "classes" [b] and "probabilitie
 [b, K].
 """
 
-import pathlib
-
 from tfmirror import command, command_config, config
 
 
@@ -22,17 +20,22 @@ def main(settings):
         (settings.keras_file, exporting.write_keras),
         (settings.saved_model, exporting.write_saved_model),
     ]
-    asked = [(pathlib.Path(n).expanduser(), write) for n, write in targets if n]
+    asked = [(config.expand_path("a path", n), write) for n, write in targets if n]
     for path, _ in asked:
         check_is_free(path)
+    config.require(
+        len({path for path, _ in asked}) == len(asked),
+        "saved_model",
+        settings.saved_model,
+        "another path than keras_file",
+    )
     model = trained.build(found)
     for path, write in asked:
         try:
             write(model, path)
-        except OSError as error:
-            raise config.InputError(
-                f"{path} can't be written: {error.strerror or error}"
-            ) from error
+        except (OSError, exporting.SaveError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise config.InputError(f"{path} can't be written: {why}") from error
         print(f"wrote {path}: {found.settings['model']} of {found.source}")
 
 

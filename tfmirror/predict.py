@@ -11,7 +11,6 @@ printed.
 import csv
 import io
 import json
-import pathlib
 
 from tfmirror import command, command_config, config
 
@@ -24,7 +23,8 @@ def main(settings):
     from tfmirror.parallel import devices, prediction
     from tfmirror.training import checkpoints, trained
 
-    check_output_file(settings.output_file)
+    if settings.output_file:
+        path = config.check_new_file("output_file", settings.output_file)
     chosen = devices.choose(settings.gpus, settings.device_type)
     found = trained.find(settings.arguments[0], command.print_aside)
     files = settings.arguments[1:]
@@ -37,19 +37,12 @@ def main(settings):
         print(text, end="")
         return
     try:
-        path = pathlib.Path(settings.output_file).expanduser()
         checkpoints.write_file(path, text.encode())
     except OSError as error:
         raise config.InputError(
             f"output_file can't be written: {error.strerror}"
         ) from error
     command.print_aside(f"wrote {path}: {len(probabilities):,} predictions")
-
-
-def check_output_file(name):
-    """Raises InputError, before anything is computed, if the file has no folder."""
-    folder = pathlib.Path(name).expanduser().parent
-    config.require(folder.is_dir(), "output_file", name, "in a folder that is there")
 
 
 def entries(files, counts, probabilities):

@@ -6,8 +6,6 @@ python -m tfmirror.report runs/* --html_file=comparison.html
 The page needs nothing beside it; the picture in it is also written as a PNG file.
 """
 
-import pathlib
-
 from tfmirror import command, command_config, config
 
 
@@ -15,7 +13,7 @@ def main(settings):
     """Writes the page and the picture; prints where, and the comparison."""
     from tfmirror.reporting import comparison, page, plots, runs
 
-    html_file = pathlib.Path(settings.html_file).expanduser()
+    html_file = config.expand_path("html_file", settings.html_file)
     if not html_file.parent.is_dir():
         raise config.InputError(
             f"html_file must be in a folder that exists: got {str(html_file)!r}"

@@ -7,8 +7,6 @@ Each cell says whether so many replicas gave the same bits as one, or by how muc
 largest entry differs. Exit code 4 if a claim does not hold.
 """
 
-import pathlib
-
 from tfmirror import command, command_config, config
 
 MOST = command_config.MOST_REPLICAS_TO_VERIFY
@@ -27,7 +25,7 @@ def main(settings):
     outcomes = verify(settings, replica_counts(num_gpus), verification)
     print_table(outcomes, verification.CLAIMS)
     if settings.json_file:
-        path = pathlib.Path(settings.json_file).expanduser()
+        path = config.expand_path("json_file", settings.json_file)
         writers.write_json(path, table_rows(outcomes, verification.CLAIMS))
     failed = [
         f"{claim} on {n} replicas {outcome.text}"
@@ -82,7 +80,7 @@ def verify(settings, counts, verification):
 
 def check_json_file(path):
     """Raises InputError, before a minute is spent, if the file has no folder."""
-    folder = pathlib.Path(path).expanduser().parent
+    folder = config.expand_path("json_file", path).parent
     config.require(folder.is_dir(), "json_file", path, "in a folder that is there")
 
 

@@ -16,10 +16,15 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 from tfmirror import config
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # else the first takes all of a GPU's memory
+}
 TORCH_PROGRAM = pathlib.Path(__file__).with_name("torch_ddp.py")
 
 
@@ -41,7 +46,11 @@ class Contender:
         interpreter = sys.executable
         if work.contender == "torch_ddp":
             program, interpreter = [str(TORCH_PROGRAM)], torch_python
+        start = time.monotonic()
         with contextlib.ExitStack() as stack:
+            # PyTorch's environment is to see this package, and nothing beside it.
+            path = stack.enter_context(tempfile.TemporaryDirectory())
+            pathlib.Path(path, PACKAGE.name).symlink_to(PACKAGE)
             self._errors = stack.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
                 [interpreter, *program, json.dumps(dataclasses.asdict(work))],
@@ -49,10 +58,11 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
             )
             stack.callback(self._end)
             self.ready = self._answer()
+            self.start_seconds = time.monotonic() - start
             self._stack = stack.pop_all()
 
     def __enter__(self):
@@ -63,7 +73,8 @@ class Contender:
 
     def _end(self):
         """Ends the process: by the end of its input, or else by force."""
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):  # it has ended by itself
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -73,17 +84,24 @@ class Contender:
 
     def ask(self, question):
         """Returns the answer: seconds to a number of steps, else what it is about."""
-        self._process.stdin.write(f"{json.dumps(question)}\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(OSError):  # it has ended: no answer will come
+            self._process.stdin.write(f"{json.dumps(question)}\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self):
         """Returns the next line of the process, as JSON."""
         line = self._process.stdout.readline()
         if line:
-            return json.loads(line)
-        self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        why = lines[-1] if lines else f"exit code {self._process.returncode}"
+            try:
+                return json.loads(line)
+            except ValueError:
+                why = f"its process said {line.strip()!r}"
+        else:
+            code = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            why = f"its process ended with code {code}"
+            if code > 0 and lines:
+                why = lines[-1]
         raise config.InputError(f"{self.work.name} can't be measured: {why}")

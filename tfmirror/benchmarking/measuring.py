@@ -21,10 +21,11 @@ class Measured:
 
     work: Work
     speeds: tuple[float, ...]  # images a second of each turn
-    ready: dict  # what its process said when it was ready
+    start_seconds: float  # from the start of its process until it was ready
+    ready: dict  # what its process said then
     parts: dict | None  # seconds a step of its parts; of tfmirror alone
     peak_bytes: int | None  # memory of its process
-    roof: float | None  # operations a second of a matrix product, just before
+    roof: float | None  # operations a second of matrix products, just after
 
     @property
     def median(self):
@@ -66,17 +67,9 @@ def measure(works, *, repetitions, seconds, torch_python="", say=print):
                     raise
                 missing.append(str(error))
                 say(f"left out: {error}")
-        roofs = {c: _roof(c) for c in started}
         speeds = _take_turns(started, repetitions, seconds)
         found = [
-            Measured(
-                work=c.work,
-                speeds=tuple(speeds[c]),
-                ready=c.ready,
-                parts=c.ask("parts") if c.work.contender == "tfmirror" else None,
-                peak_bytes=_peak_bytes(c),
-                roof=roofs[c],
-            )
+            Measured(c.work, tuple(speeds[c]), c.start_seconds, c.ready, **_asked(c))
             for c in started
         ]
     return found, missing
@@ -88,7 +81,7 @@ def _take_turns(started, repetitions, seconds):
     for contender in started:
         contender.ask(WARM_UP_STEPS)
         once = contender.ask(WARM_UP_STEPS) / WARM_UP_STEPS
-        num_steps[contender] = max(1, round(seconds / once))
+        num_steps[contender] = max(1, round(seconds / max(once, 1e-6)))
     speeds = {contender: [] for contender in started}
     for repetition in range(repetitions):
         for contender in started[:: -1 if repetition % 2 else 1]:
@@ -98,16 +91,14 @@ def _take_turns(started, repetitions, seconds):
     return speeds
 
 
-def _roof(contender):
-    """Returns the matrix-product rate beside a contender of ours, else None."""
-    return contender.ask("roof") if contender.work.contender == "tfmirror" else None
-
-
-def _peak_bytes(contender):
-    """Returns the peak memory of a contender's process; None: it can't tell."""
-    if contender.work.contender == "torch_ddp":
-        return None
-    return contender.ask("memory")["peak_bytes"]
+def _asked(contender):
+    """Returns what else is asked of a contender after its turns, as of Measured."""
+    asked = {"peak_bytes": None, "roof": None, "parts": None}
+    if contender.work.contender != "torch_ddp":
+        asked["peak_bytes"] = contender.ask("memory")  # before the others need some
+    if contender.work.contender == "tfmirror":
+        asked |= {name: contender.ask(name) for name in ("roof", "parts")}
+    return asked
 
 
 @dataclasses.dataclass(frozen=True)

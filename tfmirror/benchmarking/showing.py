@@ -41,6 +41,7 @@ def speed_table(measured):
                 speeds,
                 f"{m.median / m.work.num_replicas:,.0f}",
                 f"{m.step_seconds * 1e3:.2f}",
+                f"{m.start_seconds:.1f}",
                 f"{m.ready['trace_seconds']:.1f}",
                 f"{peak / MEGABYTE:,.0f}" if peak else UNKNOWN,
                 f"{share:.0%} of {m.roof / 1e9:,.0f}" if share else UNKNOWN,
@@ -52,6 +53,7 @@ def speed_table(measured):
         "per replica",
         "ms a step",
         "start, s",
+        "of it tracing, s",
         "peak memory, MB",
         "of the roof, GFLOP/s",
     ]
@@ -93,8 +95,9 @@ def prediction_table(predicted):
         speed, seen = p["images_per_second"], p["measured"]
         error = f"{speed / seen - 1:+.0%} of {seen:,.0f} measured" if seen else UNKNOWN
         efficiency = f"{p['efficiency']:.0%}"
-        rows.append([str(p["num_replicas"]), f"{speed:,.0f}", efficiency, error])
-    titles = ["replicas", "images/s, predicted", "efficiency", "error"]
+        counted = [str(p["num_replicas"]), f"{speed:,.0f}", efficiency, error]
+        rows.append([p["fitted_on"], *counted])
+    titles = ["fitted on", "replicas", "images/s, predicted", "efficiency", "error"]
     return _table(titles, rows)
 
 

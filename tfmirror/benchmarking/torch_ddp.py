@@ -6,6 +6,7 @@ Runs in an environment that has PyTorch and NumPy, and of tfmirror needs only wh
 data. The same models, data, batches and optimizer; channels last; processor only.
 """
 
+import datetime
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from tfmirror.data import datasets
 
+LONGEST_WAIT = datetime.timedelta(days=1)  # of a process, for its turn
 STAGES = (64, 128, 256, 512)
 
 
@@ -40,7 +42,7 @@ class Residual(nn.Module):
         return F.relu(y + self.shortcut(x))
 
 
-def build_resnet18(channels):
+def build_resnet18(channels, num_classes):
     """Returns the chapter's ResNet-18."""
     layers, width = (
         [nn.Conv2d(channels, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU()],
@@ -50,11 +52,11 @@ def build_resnet18(channels):
         for block in range(2):
             layers.append(Residual(width, out, 2 if block == 0 and stage > 0 else 1))
             width = out
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)]
     return nn.Sequential(*layers, *head)
 
 
-def build_cnn(channels):
+def build_cnn(channels, num_classes):
     """Returns the first chapter's network."""
     return nn.Sequential(
         nn.Conv2d(channels, 20, 3),
@@ -66,7 +68,7 @@ def build_cnn(channels):
         nn.Flatten(),
         nn.LazyLinear(128),
         nn.ReLU(),
-        nn.Linear(128, 10),
+        nn.Linear(128, num_classes),
     )
 
 
@@ -77,7 +79,8 @@ class Steps:
     """Training steps of one of the processes."""
 
     def __init__(self, work, rank):
-        examples = datasets.load(work["dataset"], work["data_dir"]).train
+        dataset = datasets.load(work["dataset"], work["data_dir"])
+        examples = dataset.train
         self.images = torch.from_numpy(examples.images).permute(0, 3, 1, 2)
         self.labels = torch.from_numpy(examples.labels).long()
         self.batch_size, self.num_replicas = (
@@ -85,7 +88,7 @@ class Steps:
             work["num_replicas"],
         )
         self.rank, self.is_bfloat16 = rank, work["precision"] == "bfloat16"
-        model = BUILDERS[work["model"]](self.images.shape[1])
+        model = BUILDERS[work["model"]](self.images.shape[1], dataset.num_classes)
         model(self.images[:2].float())  # the lazy layer takes its size
         model = model.to(memory_format=torch.channels_last)
         self.model = model
@@ -106,10 +109,9 @@ class Steps:
             self.epoch, self.position = self.epoch + 1, 0
             generator = torch.Generator().manual_seed(self.epoch)
             self.order = torch.randperm(len(self.labels), generator=generator)
-        share = self.batch_size // self.num_replicas
-        begin = self.position + self.rank * share
+        batch = self.order[self.position : self.position + self.batch_size]
+        chosen = torch.tensor_split(batch, self.num_replicas)[self.rank]
         self.position += self.batch_size
-        chosen = self.order[begin : begin + share]
         images = self.images[chosen].float().div_(255)
         images = images.to(memory_format=torch.channels_last)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bfloat16):
@@ -123,10 +125,13 @@ class Steps:
 def serve(rank, work, port, answers):
     """Answers questions: the first process reads them, and all take the steps."""
     is_first, num_replicas = rank == 0, work["num_replicas"]
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_replicas))
+    own_cores = max(1, len(os.sched_getaffinity(0)) // num_replicas)
+    torch.set_num_threads(work["intra_op_threads"] or own_cores)
     if num_replicas > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=num_replicas)
+        torch.distributed.init_process_group(
+            "gloo", rank=rank, world_size=num_replicas, timeout=LONGEST_WAIT
+        )
     start = time.perf_counter()
     steps = Steps(work, rank)
     steps.run(1)

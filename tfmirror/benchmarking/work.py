@@ -20,8 +20,8 @@ class Work:
     global_batch_size: int
     precision: str
     microbatches: int = 0  # of tfmirror
-    intra_op_threads: int = 0  # of tfmirror
-    inter_op_threads: int = 0  # of tfmirror
+    intra_op_threads: int = 0  # 0: one a core that it may use
+    inter_op_threads: int = 0  # 0: the same; PyTorch has none
     device_type: str = "auto"
     num_cores: int = 0  # that its process may use; 0: all
 
@@ -29,10 +29,15 @@ class Work:
     def name(self):
         """What it is, for people."""
         replicas = "replica" if self.num_replicas == 1 else "replicas"
-        return (
+        text = (
             f"{self.contender}, {self.model}, {self.num_replicas} {replicas}, batch "
             f"{self.global_batch_size}, {self.precision}"
         )
+        if self.microbatches and self.contender == "tfmirror":
+            text += f", {self.microbatches} microbatches"
+        if self.intra_op_threads or self.inter_op_threads:
+            text += f", threads {self.intra_op_threads} and {self.inter_op_threads}"
+        return text
 
     def by(self, contender):
         """Returns the same work for another contender."""

@@ -8,6 +8,7 @@ Answers each line of its input with one line of JSON.
 import json
 import os
 import resource
+import statistics
 import sys
 import time
 
@@ -16,6 +17,7 @@ from tfmirror.benchmarking.work import Work
 
 PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
 MATRIX_SIDE = 2048
+PRODUCTS = 4  # in one call
 REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
 
 
@@ -29,25 +31,27 @@ def main(text):
         cores = sorted(os.sched_getaffinity(0))[: work.num_cores]
         os.sched_setaffinity(0, cores)
     make = {"tfmirror": Tfmirror, "keras_fit": KerasFit}[work.contender]
-    start = time.perf_counter()
-    contender = make(work)
-    contender.run(0)
-    ready = {"trace_seconds": time.perf_counter() - start}
-    print(json.dumps(ready | contender.about), file=answers)
+    try:
+        contender = make(work)
+        start = time.perf_counter()
+        contender.run(0)
+    except config.InputError as error:
+        sys.exit(str(error))
+    trace_seconds = time.perf_counter() - start
+    print(json.dumps({"trace_seconds": trace_seconds} | contender.about), file=answers)
     for line in sys.stdin:
-        question = json.loads(line)
-        if question == "parts":
-            answer = contender.parts()
-        elif question == "memory":
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
-            answer = {"peak_bytes": peak}
-        elif question == "roof":
-            answer = matrix_product_rate(work.precision)
-        else:
-            begin = time.perf_counter()
-            contender.run(question)
-            answer = time.perf_counter() - begin
-        print(json.dumps(answer), file=answers)
+        print(json.dumps(answer(contender, work, json.loads(line))), file=answers)
+
+
+def answer(contender, work, question):
+    """Returns the answer to a question: seconds, to a number of steps."""
+    if question == "memory":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
+    if question == "roof":
+        return matrix_product_rate(work)
+    if question == "parts":
+        return contender.parts()
+    return contender.run(question)
 
 
 class Tfmirror:
@@ -61,6 +65,11 @@ class Tfmirror:
         chosen, settings = job.choose(train_config(work))
         self.step, self.job = step, job.prepare(settings, chosen)
         self.segment = self.job.train_segments[0]
+        if self.segment.global_batch_size != work.global_batch_size:
+            raise config.InputError(
+                f"global_batch_size must be at most the {len(self.job.dataset.train)} "
+                f"training examples: got {work.global_batch_size}"
+            )
         self.about = {
             "operations": operations.training_operations(self.job.model),
             "num_weights": sum(
@@ -71,8 +80,13 @@ class Tfmirror:
         }
 
     def run(self, num_steps):
-        """Takes so many steps, and waits for them."""
-        float(self.segment.run(num_steps, self.step.zero_totals()).loss_sum)
+        """Takes so many steps, and waits for them; returns the seconds."""
+        start = time.perf_counter()
+        taken = int(self.segment.run(num_steps, self.step.zero_totals()).num_steps)
+        seconds = time.perf_counter() - start
+        if taken != num_steps:
+            sys.exit(f"a step was not finite after {taken} of {num_steps}")
+        return seconds
 
     def parts(self):
         """Returns seconds a step of input, compute and reduction, each alone."""
@@ -89,7 +103,7 @@ class Tfmirror:
         sizes = {}
         for megabytes in REDUCED_MEGABYTES:
             shape = (megabytes * 2**20 // 4,)
-            steps = parts.make_reduction(job.strategy, [shape])
+            steps = parts.make_reduction(job.strategy, [shape], plan)
             sizes[megabytes * 2**20] = per_step(steps)
         return seconds | {"reduction_of_bytes": sizes}
 
@@ -104,10 +118,11 @@ class KerasFit:
         import tensorflow as tf
 
         from tfmirror import models
-        from tfmirror.data import datasets
+        from tfmirror.data import datasets, pipeline
         from tfmirror.models import fused_batch_norm
         from tfmirror.parallel import devices
 
+        devices.set_threads(work.intra_op_threads, work.inter_op_threads)
         chosen = devices.choose(work.num_replicas, work.device_type, keeps_memory=False)
         strategy = devices.make_usual_strategy(chosen)
         dataset = datasets.load(work.dataset, work.data_dir)
@@ -140,11 +155,36 @@ class KerasFit:
             .batch(work.global_batch_size, drop_remainder=True)
             .map(gather)
             .prefetch(4)
+            .with_options(pipeline.untuned_options())  # as ours is
         )
 
     def run(self, num_steps):
-        """Takes so many steps in one call of fit."""
-        self.model.fit(self.batches, steps_per_epoch=num_steps or 1, verbose=0)
+        """Takes so many steps in one call of fit, and one before; returns the seconds.
+
+        The first step stands for what fit does once: it makes an iterator and fills it.
+        """
+        clock = _clock()
+        self.model.fit(
+            self.batches, steps_per_epoch=1 + num_steps, verbose=0, callbacks=[clock]
+        )
+        return clock.seconds
+
+
+def _clock():
+    """Returns a Keras callback that counts the seconds after the first step of fit."""
+    import keras
+
+    class Clock(keras.callbacks.Callback):
+        seconds = 0.0
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                self._start = time.perf_counter()
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seconds = time.perf_counter() - self._start
+
+    return Clock()
 
 
 def train_config(work):
@@ -165,32 +205,47 @@ def train_config(work):
 
 
 def per_step(steps, seconds=0.5):
-    """Returns the seconds a step of compiled `steps`, the best of three turns."""
+    """Returns the seconds a step of compiled `steps`, the median of three turns."""
     from tfmirror.parallel import parts
 
     parts.timed(steps, 1)
     once = parts.timed(steps, 2) / 2
     num_steps = max(2, int(seconds / max(once, 1e-6)))
-    return min(parts.timed(steps, num_steps) for _ in range(3)) / num_steps
+    return (
+        statistics.median(parts.timed(steps, num_steps) for _ in range(3)) / num_steps
+    )
 
 
-def matrix_product_rate(precision):
-    """Returns operations a second of a large matrix product on all devices' cores."""
+def matrix_product_rate(work):
+    """Returns operations a second of large matrix products on what the work runs on.
+
+    On logical CPU devices that is all cores of the process; on GPUs, one GPU's rate
+    times their number.
+    """
     import tensorflow as tf
 
     side = MATRIX_SIDE
     a, b = (
-        tf.cast(tf.random.stateless_normal([side, side], [0, k]), precision)
+        tf.cast(tf.random.stateless_normal([side, side], [0, k]), work.precision)
         for k in (1, 2)
     )
-    product = tf.function(tf.matmul)
-    product(a, b)
+    a /= tf.cast(side**0.5, a.dtype)  # so that products stay as large as b
+
+    @tf.function
+    def multiply():
+        product = b
+        for _ in tf.range(PRODUCTS):
+            product = tf.matmul(a, product)
+        return product[0, 0]
+
+    float(multiply())
     times = []
-    for _ in range(5):
+    for _ in range(3):
         start = time.perf_counter()
-        product(a, b).numpy()
+        float(multiply())
         times.append(time.perf_counter() - start)
-    return 2 * side**3 / min(times)
+    rate = PRODUCTS * 2 * side**3 / statistics.median(times)
+    return rate * (work.num_replicas if tf.config.list_physical_devices("GPU") else 1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ prepared in `data_dir` or in its usual folder, else downloaded.
 import dataclasses
 import hashlib
 import importlib.resources
-import pathlib
 import re
 
 import numpy as np
@@ -66,7 +65,7 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
         raise config.InputError(
             f"dataset must be a name such as digits, mnist or cifar10: got {name!r}"
         )
-    folder = pathlib.Path(data_dir).expanduser() if data_dir else None
+    folder = config.expand_path("data_dir", data_dir) if data_dir else None
     if folder and not folder.is_dir():
         raise config.InputError(
             f"data_dir must be a folder that is there: got {str(folder)!r}"

@@ -6,7 +6,6 @@
 Nothing is resized and no colour converted: what a model sees is what the file holds.
 """
 
-import pathlib
 import warnings
 
 import numpy as np
@@ -27,7 +26,7 @@ def read(path, shape):
     Raises:
       InputError: the file can't be read, is damaged, or holds other images.
     """
-    path = pathlib.Path(path).expanduser()
+    path = config.expand_path("the image", path)
     if not path.is_file():
         raise config.InputError(f"{path} is not a file; give image or IDX files")
     if path.suffix == ".gz" or _starts_like_idx(path):

@@ -8,6 +8,7 @@ Importing this module imports tensorflow-datasets, which takes seconds.
 import difflib
 import json
 import pathlib
+import sys
 
 import filelock
 import numpy as np
@@ -20,6 +21,12 @@ from tfmirror.data import idx
 
 # tensorflow-datasets itself tries for minutes without a network (204 s for MNIST).
 CONNECT_SECONDS = 3
+DOWNLOAD_ERRORS = (
+    tfds.download.DownloadError,
+    tfds.download.download_manager.NonMatchingChecksumError,
+    tfds.download.extractor.ExtractError,
+    tfds.download.extractor.UnsafeArchiveError,
+)
 EVAL_SPLITS = ("test", "validation")  # the first that a dataset has
 
 
@@ -102,17 +109,23 @@ def _download(name, folder, builder):
         except requests.RequestException as error:
             raise _unreachable(name, f"no connection to {url.split('/')[2]}") from error
     lock = builder.data_path.with_name(f".{builder.data_path.name}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(lock):
-        builder = _builder(name, folder)  # may be prepared by now
-        if not builder.is_prepared():
-            tfds.disable_progress_bar()  # it tears other output; one line says it all
-            print(f"data: downloading {name} to {builder.data_dir}", flush=True)
-            try:
-                builder.download_and_prepare()
-            except (requests.RequestException, OSError) as error:
-                raise _unreachable(name, f"download failed: {error}") from error
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(lock):
+            builder = _builder(name, folder)  # may be prepared by now
+            if not builder.is_prepared():
+                _prepare(name, builder)
+    except (requests.RequestException, OSError, *DOWNLOAD_ERRORS) as error:
+        raise _unreachable(name, f"download failed: {error}") from error
     return builder
+
+
+def _prepare(name, builder):
+    """Downloads and prepares the data, which are not there."""
+    tfds.disable_progress_bar()  # it tears other output; one line says what goes on
+    text = f"data: downloading {name} to {builder.data_dir}"
+    print(text, file=sys.stderr, flush=True)  # not into what a command prints
+    builder.download_and_prepare()
 
 
 def _unreachable(name, why):

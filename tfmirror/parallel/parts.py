@@ -54,12 +54,12 @@ def make_compute(strategy, model, update, plan):
     def replica(images, labels):
         weights = contribution.local_values(model.trainable_variables)
         state = contribution.local_values(model.non_trainable_variables)
-        ones = tf.zeros([], tf.int32), update.loss_scale()
+        draw_and_scale = tf.zeros([], tf.int32), update.loss_scale()
         sums_of = step.sums_of_microbatches(
             plan,
             images,
             labels,
-            lambda k, x, y: microbatch(weights, state, x, y, *ones),
+            lambda k, x, y: microbatch(weights, state, x, y, *draw_and_scale),
         )
         return tf.nest.flatten(list(sums_of.values()))
 

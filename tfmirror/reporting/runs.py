@@ -6,7 +6,6 @@ run.name, run.records[-1]["eval_accuracy"], run.is_finished
 
 import dataclasses
 import json
-import pathlib
 import statistics
 
 from tfmirror import config, metrics
@@ -59,7 +58,7 @@ def read(path):
     Raises:
       InputError: no folder, no run in it, or a file of the run that is damaged.
     """
-    folder = pathlib.Path(path).expanduser()
+    folder = config.expand_path("the run", path)
     if not (folder / "config.json").is_file():
         what = "holds no config.json" if folder.is_dir() else "is not a folder"
         raise config.InputError(

@@ -7,6 +7,7 @@ evaluated.totals.accuracy, evaluated.totals.mean_loss
 import functools
 
 from tfmirror import config
+from tfmirror.models import kernel_gradient
 from tfmirror.parallel import devices, microbatches, segments, step
 from tfmirror.training import loop
 from tfmirror.training import trained as trained_models
@@ -36,8 +37,12 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
         chosen.num_replicas,
         global_batch_size or trained.settings["global_batch_size"],
     )
+    if trained.settings.get("deterministic"):
+        devices.use_deterministic_operations()
     strategy = devices.make_strategy(chosen)
     model = trained_models.build(trained, strategy)
+    if chosen.are_stand_ins:
+        kernel_gradient.use_matrix_products(model)  # which also calls the layers
     make_steps = functools.partial(step.make_eval_steps, strategy, model)
     made = segments.make_segments(strategy, dataset.eval, plans, make_steps)
     loop.trace(made, step.zero_totals())

@@ -5,11 +5,15 @@ write_keras(model, path)
 write_saved_model(model, folder)
 """
 
+import shutil
+
 import keras
 import tensorflow as tf
 
 from tfmirror.data import pipeline
 from tfmirror.training import writers
+
+SaveError = tf.errors.OpError  # what TensorFlow raises where Python has OSError
 
 
 def write_keras(model, path):
@@ -39,5 +43,8 @@ def write_saved_model(model, folder):
         "serving_default", serve, [tf.TensorSpec(shape, tf.uint8, "images")]
     )
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    archive.write_out(str(unfinished), verbose=False)
-    unfinished.replace(folder)
+    try:
+        archive.write_out(str(unfinished), verbose=False)
+        unfinished.replace(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -41,10 +41,10 @@ def find(settings, warn):
     if settings.resume == "never":
         return Earlier()
     if settings.resume != "auto":
-        state = _read_given(pathlib.Path(settings.resume).expanduser(), warn)
+        state = _read_given(config.expand_path("resume", settings.resume), warn)
         check_settings(state.settings, settings)
         return Earlier(state=state)
-    directory = pathlib.Path(settings.workdir).expanduser()
+    directory = config.expand_path("workdir", settings.workdir)
     if not (directory / "config.json").exists():
         return Earlier()
     state, path = checkpoints.latest(directory / "checkpoints", warn)

@@ -6,7 +6,6 @@ model = build(trained, strategy)                   # mirrored, with the trained 
 
 import contextlib
 import dataclasses
-import pathlib
 import zipfile
 
 import keras
@@ -16,6 +15,12 @@ from tfmirror import config, metrics, models
 from tfmirror.parallel import updates
 from tfmirror.reporting import runs
 from tfmirror.training import checkpoints, writers
+
+# What must be known of a run to build its model and to evaluate it as it did.
+NEEDED_SETTINGS = (
+    "model", "precision", "microbatches", "gpus", "global_batch_size", "dataset",
+    "data_dir", "limit_eval_examples",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +48,24 @@ def find(path, warn):
     Raises:
       InputError: neither is there, or it is damaged.
     """
-    path = pathlib.Path(path).expanduser()
-    if not path.is_dir():
-        return _of_state(read_checkpoint(path), path)
-    run = runs.read(path)
+    path = config.expand_path("the model", path)
+    found = _in_folder(path, warn) if path.is_dir() else None
+    found = found or _of_state(read_checkpoint(path), path)
+    missing = [name for name in NEEDED_SETTINGS if name not in found.settings]
+    if missing:
+        raise config.InputError(f"{path}: its settings lack {', '.join(missing)}")
+    return found
+
+
+def _in_folder(folder, warn):
+    """Returns the Trained model of a run directory."""
+    run = runs.read(folder)
     if run.is_finished:
-        return _of_finished(run, path)
-    state, file = checkpoints.latest(path / "checkpoints", warn)
+        return _of_finished(run, folder)
+    state, file = checkpoints.latest(folder / "checkpoints", warn)
     if not state:
         raise config.InputError(
-            f"{path} holds neither a finished run nor a whole checkpoint"
+            f"{folder} holds neither a finished run nor a whole checkpoint"
         )
     return _of_state(state, file)
 

@@ -28,7 +28,7 @@ def check_is_free(workdir):
     Empty means a new one under runs/. Creates nothing: it is asked before
     data are read and devices are started.
     """
-    path = pathlib.Path(workdir).expanduser() if workdir else DEFAULT_PARENT
+    path = config.expand_path("workdir", workdir) if workdir else DEFAULT_PARENT
     if workdir and path.is_dir() and any(path.iterdir()):
         holds = "a run" if (path / "config.json").exists() else "files"
         raise config.InputError(
@@ -56,7 +56,7 @@ def create(workdir, default_name, now=None):
     check_is_free(workdir)
     try:
         if workdir:
-            path = pathlib.Path(workdir).expanduser()
+            path = config.expand_path("workdir", workdir)
             path.mkdir(parents=True, exist_ok=True)
             return path
         now = now or datetime.datetime.now(datetime.UTC)
@@ -91,8 +91,11 @@ def write_json(path, content):
 def save_model(model, path):
     """Writes a Keras model as the file `path`: whole, or not at all."""
     unfinished = path.with_name(f"unfinished-{path.name}")
-    model.save(unfinished)
-    unfinished.replace(path)
+    try:
+        model.save(unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
