@@ -13,7 +13,7 @@ train: $(VENV)/installed
 	$(BIN)/python -m tfmirror.train
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

@@ -22,6 +22,14 @@ def pytest_configure():
     tf.get_logger().setLevel("ERROR")  # as the commands do
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Shows what tests counted, which processes of their own could not print."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "shown":
+                terminalreporter.write_line(text)
+
+
 @pytest.fixture
 def mnist_folder():
     """Folder with the real MNIST; skips where it isn't."""

@@ -99,7 +99,7 @@ def test_there_may_be_none(tmp_path):
     assert checkpoints.latest(tmp_path, print) == (None, None)
 
 
-def test_every_fault_of_a_file_is_recognised(tmp_path, capsys):
+def test_every_fault_of_a_file_is_recognised(tmp_path, record_property):
     """And the checkpoint before it is taken."""
     checkpoints.write(tmp_path, make_state(1))
     path = checkpoints.write(tmp_path, make_state(2))
@@ -113,8 +113,7 @@ def test_every_fault_of_a_file_is_recognised(tmp_path, capsys):
         assert_equal(found, make_state(1))
         count += 1
     assert count == 20 + 1 + 50 + 5
-    with capsys.disabled():
-        print(f"\n{count} faults of a checkpoint file, all recognised")
+    record_property("shown", f"{count} faults of a checkpoint file, all recognised")
 
 
 def test_a_whole_archive_of_something_else_is_refused(tmp_path):

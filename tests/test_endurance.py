@@ -19,7 +19,7 @@ def resident_bytes():
 
 @pytest.mark.slow
 def test_2000_steps_with_40_checkpoints_leave_files_and_memory_flat(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, record_property
 ):
     seen, write = [], checkpoints.write
 
@@ -44,10 +44,10 @@ def test_2000_steps_with_40_checkpoints_leave_files_and_memory_flat(
     assert len(seen) >= 2048 // 50
     warm = seen[10:]  # by then all that is kept for later is there
     files, memory = zip(*warm, strict=True)
-    with capsys.disabled():
-        print(
-            f"\n{len(seen)} checkpoints: {min(files)} to {max(files)} open files, "
-            f"{min(memory) // MEGABYTE} to {max(memory) // MEGABYTE} MB"
-        )
+    record_property(
+        "shown",
+        f"{len(seen)} checkpoints: {min(files)} to {max(files)} open files, "
+        f"{min(memory) // MEGABYTE} to {max(memory) // MEGABYTE} MB",
+    )
     assert max(files) == min(files)
     assert max(memory) - min(memory) < 20 * MEGABYTE

@@ -106,7 +106,9 @@ def test_text_data_are_refused_before_anything_is_downloaded(tmp_path, monkeypat
         datasets.load("imdb_reviews", str(tmp_path))
 
 
-def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(tmp_path, capsys):
+def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(
+    tmp_path, record_property
+):
     train, evaluation = make_examples(9, seed=1), make_examples(4, seed=2)
     prepare(tmp_path, "own_set", {"train": train, "test": evaluation})
     whole = datasets.sha256(datasets.load("own_set", str(tmp_path)))
@@ -128,8 +130,9 @@ def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(tmp_path, ca
         datasets.load("own_set", str(tmp_path))
     shard.write_bytes(content)
     assert datasets.sha256(datasets.load("own_set", str(tmp_path))) == whole
-    with capsys.disabled():
-        print(f"\n{count} faults of prepared data, {len(harmless)} harmless")
+    record_property(
+        "shown", f"{count} faults of prepared data, {len(harmless)} harmless"
+    )
 
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])

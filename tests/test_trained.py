@@ -48,7 +48,7 @@ def test_a_run_that_was_interrupted_gives_its_last_whole_checkpoint(
 
 
 def test_every_fault_of_a_saved_model_is_recognised_or_harmless(
-    finished_run, tmp_path, capsys
+    finished_run, tmp_path, record_property
 ):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     whole, file = trained.find(folder, pytest.fail), folder / "model.keras"
@@ -66,8 +66,7 @@ def test_every_fault_of_a_saved_model_is_recognised_or_harmless(
             assert "\n" not in str(error), what
             count["recognised"] += 1
     assert count.total() == 76 and count["recognised"] > 40
-    with capsys.disabled():
-        print(f"\n76 faults of model.keras: {dict(count)}")
+    record_property("shown", f"76 faults of model.keras: {dict(count)}")
 
 
 def test_a_model_that_brings_code_along_is_refused(finished_run, tmp_path):
