@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 from tfmirror import benchmark, command, command_config, config, models
-from tfmirror.benchmarking import contenders, measuring, showing, work
+from tfmirror.benchmarking import contenders, hardware, measuring, showing, work
 from tfmirror.models import operations
 from tfmirror.reporting import plots
 
@@ -217,6 +217,16 @@ def test_the_plot_draws_the_ideal_beside_each_series():
     assert list(efficiency.lines[0].get_ydata()) == [1, 0.75, 0.5]
     speed, efficiency = plots.draw_scaling(series, ideal_grows=False).axes
     assert list(efficiency.lines[0].get_ydata()) == [1, 1.5, 2]
+
+
+def test_gpus_are_not_compared_with_a_peer_on_cpus(monkeypatch, capsys):
+    monkeypatch.setattr(hardware, "has_gpus", lambda: True)
+    argv = ["--peer=torch_ddp", "--torch_python=python"]
+    code, out, err = call(capsys, *argv)
+    assert (code, out) == (2, "") and "torch_ddp runs on CPUs alone" in err
+    settings = command_config.BenchmarkConfig(peer="torch_ddp", device_type="cpu")
+    benchmark.check_machine(settings)
+    assert not benchmark.ideal_grows(settings)
 
 
 @pytest.mark.parametrize(

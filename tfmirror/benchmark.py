@@ -63,6 +63,11 @@ def check_machine(settings):
             f"cores=one_each needs a core for each replica: got {most} replicas on "
             f"{hardware.num_cores()} cores"
         )
+    if "torch_ddp" in config.split_names(settings.peer) and uses_gpus(settings):
+        raise config.InputError(
+            "peer torch_ddp runs on CPUs alone, and would be compared with GPUs: drop "
+            "it, or give --device_type=cpu"
+        )
     if settings.plot_file:
         config.check_new_file("plot_file", settings.plot_file)
     if settings.predict and most == 1:
@@ -74,7 +79,6 @@ def check_machine(settings):
 
 def make_works(settings):
     """Returns the Works of every combination, ours first and then the peers'."""
-    from tfmirror.benchmarking import hardware
     from tfmirror.benchmarking.work import Work
 
     works = []
@@ -97,8 +101,6 @@ def make_works(settings):
                         num_cores=n if settings.cores == "one_each" else 0,
                     )
                     peers = config.split_names(settings.peer)
-                    if hardware.has_gpus() and settings.device_type != "cpu":
-                        peers = [p for p in peers if p != "torch_ddp"]  # a CPU's peer
                     works += [work, *(work.by(peer) for peer in peers)]
     return works
 
@@ -111,12 +113,16 @@ def batch_sizes(settings, num_replicas):
     return [int(size) for size in config.split_names(settings.global_batch_size)]
 
 
-def ideal_grows(settings):
-    """Returns whether N replicas have N times the hardware of one."""
+def uses_gpus(settings):
+    """Returns whether our contenders run on GPUs."""
     from tfmirror.benchmarking import hardware
 
-    has_gpus = settings.device_type != "cpu" and hardware.has_gpus()
-    return settings.cores == "one_each" or has_gpus
+    return settings.device_type != "cpu" and hardware.has_gpus()
+
+
+def ideal_grows(settings):
+    """Returns whether N replicas have N times the hardware of one."""
+    return settings.cores == "one_each" or uses_gpus(settings)
 
 
 def predict(settings, found, share_cores):

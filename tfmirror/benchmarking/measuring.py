@@ -11,6 +11,7 @@ import statistics
 from tfmirror import config
 from tfmirror.benchmarking import contenders
 from tfmirror.benchmarking.work import Work
+from tfmirror.command_config import PEERS
 
 WARM_UP_STEPS = 5
 
@@ -132,7 +133,7 @@ def ratios(measured, ideal_grows):
     ours = [m for m in measured if m.work.contender == "tfmirror"]
     made = []
     for mine in ours:
-        for peer in ("keras_fit", "torch_ddp"):
+        for peer in PEERS:
             if other := found.get(mine.work.by(peer)):
                 made.append(ratio(mine, other))
         fewest = fewest_replicas(mine, ours)

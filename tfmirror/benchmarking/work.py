@@ -5,14 +5,12 @@ Plain values that are handed to a process of its own as JSON; see `contenders`.
 
 import dataclasses
 
-CONTENDERS = ("tfmirror", "keras_fit", "torch_ddp")
-
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """Training steps to take."""
 
-    contender: str  # one of CONTENDERS
+    contender: str  # "tfmirror", or one of command_config.PEERS
     model: str
     dataset: str
     data_dir: str
