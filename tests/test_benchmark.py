@@ -8,9 +8,18 @@ import PIL.Image
 import pytest
 
 from tfmirror import benchmark, command, command_config, config, models
-from tfmirror.benchmarking import contenders, hardware, measuring, showing, work
+from tfmirror.benchmarking import (
+    contenders,
+    hardware,
+    measuring,
+    showing,
+    work,
+    worker,
+)
 from tfmirror.models import operations
+from tfmirror.parallel import segments
 from tfmirror.reporting import plots
+from tfmirror.training import job
 
 
 def test_operations_are_those_of_the_arithmetic():
@@ -120,7 +129,7 @@ def test_real_processes_are_measured(tmp_path, capsys):
         "--repetitions=1",
         "--seconds=0.05",
         "--device_type=cpu",
-        "--peer=keras_fit,torch_ddp",
+        "--peer=keras_fit,torch_ddp,one_batch,drift_check",
         f"--torch_python={tmp_path}/no/python",
         "--predict=8",
         f"--plot_file={tmp_path}/a.png",
@@ -129,7 +138,9 @@ def test_real_processes_are_measured(tmp_path, capsys):
     assert out.startswith("one core a replica, of ")
     assert "left out: " in out and "not measured: " in out
     report = json.loads(out.splitlines()[-1])
-    ours, fit = report["measured"]
+    ours, fit, *variants = report["measured"]
+    assert [v["work"]["contender"] for v in variants] == ["one_batch", "drift_check"]
+    assert len(report["ratios"]) == 3  # ours against each that could be measured
     assert ours["ready"]["environment"]["num_cpus"] == 2  # it kept to its two cores
     assert ours["images_per_second"] > 0 and fit["work"]["contender"] == "keras_fit"
     assert set(ours["parts"]["reduction_of_bytes"]) == {
@@ -144,6 +155,30 @@ def test_real_processes_are_measured(tmp_path, capsys):
     assert len(report["not_measured"]) == 1
     with PIL.Image.open(tmp_path / "a.png") as picture:
         assert np.asarray(picture).std() > 0
+
+
+def test_one_batch_is_the_same_again_and_again():
+    settings = config.TrainConfig(
+        dataset="random", gpus=2, global_batch_size=16, learning_rate=0.1
+    )
+    made = job.prepare(*reversed(job.choose(settings)))
+    plan = made.train_plans[0]
+    examples = made.dataset.train
+    again = segments.on_one_batch(made.train_segments[0], made.strategy, examples, plan)
+    taken = [next(again.iterator) for _ in range(2)]
+    for images, _ in taken:
+        parts = made.strategy.experimental_local_results(images)
+        assert [len(part) for part in parts] == [8, 8]
+        np.testing.assert_array_equal(np.concatenate(parts), examples.images[:16])
+
+
+def test_replicas_are_compared_every_hundred_steps():
+    checks = []
+    contender = worker.DriftCheck(make_work(batch=4))
+    contender.find_drifts = lambda: checks.append(contender.steps_taken)
+    for num_steps in (0, 60, 60, 180):
+        contender.run(num_steps)
+    assert checks == [100, 200, 300]
 
 
 def test_a_contender_that_dies_between_its_turns_is_told():
@@ -237,7 +272,10 @@ def test_gpus_are_not_compared_with_a_peer_on_cpus(monkeypatch, capsys):
         (["--gpus=1,x"], "got 'x'"),
         (["--model=vgg"], "model must be one of cnn, resnet18"),
         (["--precision=float16"], "precision must be one of"),
-        (["--peer=jax"], "peer must be one of keras_fit, torch_ddp"),
+        (
+            ["--peer=jax"],
+            "peer must be one of drift_check, keras_fit, one_batch, torch_ddp",
+        ),
         (["--peer=torch_ddp"], "needs --torch_python"),
         (["--cores=two"], "cores must be one of"),
         (["--seconds=0"], "a finite number above 0"),

@@ -80,6 +80,18 @@ def call(experiment, settings_class, *argv):
     )
 
 
+def test_tracing_cost_prints_a_row_for_each_model(monkeypatch, capsys):
+    experiment = load_experiment("tracing_cost")
+    monkeypatch.setattr(experiment, "MODELS", ("cnn",))
+    monkeypatch.setattr(experiment, "MICROBATCHES", (2, 4))
+    assert call(experiment, experiment.ExperimentConfig, "--repetitions=1") == 0
+    out, err = capsys.readouterr()
+    assert err == "" and "| model | M = 2, seconds | M = 4, seconds | ratio" in out
+    row = r"\| cnn \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \(\3 to \3\) \|"
+    few, many, ratio = map(float, re.search(row, out).groups())
+    assert ratio == pytest.approx(many / few, abs=0.05)
+
+
 def test_fashion_resnet18_trains_both_runs_once_and_draws_them(
     digits_as_mnist, tmp_path, monkeypatch, capsys
 ):

@@ -18,7 +18,8 @@ class Counter:
         self.calls, self.now = [], 0.0
         self.seconds_per_step, self.good_steps = seconds_per_step, good_steps
 
-    def __call__(self, num_steps, totals):
+    def __call__(self, iterator, num_steps, totals):
+        num_steps = int(num_steps)
         self.calls.append(num_steps)
         self.now += num_steps * self.seconds_per_step
         taken = min(num_steps, self.good_steps - totals.num_steps)

@@ -87,10 +87,10 @@ def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
     monkeypatch.setattr(
         verification, "observe", lambda n, *rest: one if n == 1 else observe(n, *rest)
     )
-    code = call("--gpus=2", "--model=cnn")
+    code = call("--gpus=4", "--model=cnn")
     out, err = capsys.readouterr()
     assert code == command.EXIT_CLAIM_FAILED == 4
-    assert err.startswith("error: gradient on 2 replicas differs by")
+    assert err.startswith("error: gradient on 4 replicas differs by")
     assert "FAILS: differs by" in out and "n/a: cnn has no dropout" in out
 
 

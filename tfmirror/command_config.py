@@ -12,7 +12,12 @@ from tfmirror import config
 from tfmirror.recipes import RECIPES
 
 FORMATS = ("csv", "json")
-PEERS = ("keras_fit", "torch_ddp")
+PEERS = {
+    "keras_fit": "model.fit",
+    "torch_ddp": "PyTorch DDP on CPUs",
+    "one_batch": "our steps on one batch again and again",
+    "drift_check": "our steps, replicas compared every 100",
+}
 
 # verify cuts its batches into eight microbatches, so that no more replicas have any.
 MOST_REPLICAS_TO_VERIFY = 8
@@ -206,7 +211,10 @@ class BenchmarkConfig:
         "one_each: each has a core, and N replicas have N of them",
     )
     peer: str = _option(
-        "", f"others to measure in turn: {', '.join(PEERS)}; empty: none"
+        "",
+        "what to measure in turn with it: "
+        + "".join(f"{name} ({what}), " for name, what in PEERS.items())
+        + "or several with commas between; empty: nothing",
     )
     torch_python: str = _option(
         "", "interpreter of an environment with PyTorch, for the peer torch_ddp"

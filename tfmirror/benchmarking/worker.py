@@ -18,6 +18,7 @@ from tfmirror.benchmarking.work import Work
 PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
 MATRIX_SIDE = 2048
 PRODUCTS = 4  # in one call
+STEPS_A_CHECK = 100  # of the contender drift_check
 REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
 
 
@@ -30,9 +31,8 @@ def main(text):
     if work.num_cores:  # before TensorFlow counts them
         cores = sorted(os.sched_getaffinity(0))[: work.num_cores]
         os.sched_setaffinity(0, cores)
-    make = {"tfmirror": Tfmirror, "keras_fit": KerasFit}[work.contender]
     try:
-        contender = make(work)
+        contender = CONTENDERS[work.contender](work)
         start = time.perf_counter()
         contender.run(0)
     except config.InputError as error:
@@ -106,6 +106,46 @@ class Tfmirror:
             steps = parts.make_reduction(job.strategy, [shape], plan)
             sizes[megabytes * 2**20] = per_step(steps)
         return seconds | {"reduction_of_bytes": sizes}
+
+
+class OneBatch(Tfmirror):
+    """Our own steps on one batch again and again."""
+
+    def __init__(self, work):
+        from tfmirror.parallel import segments
+
+        super().__init__(work)
+        self.segment = segments.on_one_batch(
+            self.segment,
+            self.job.strategy,
+            self.job.dataset.train,
+            self.job.train_plans[0],
+        )
+
+
+class DriftCheck(Tfmirror):
+    """Our own steps, with the replicas compared every STEPS_A_CHECK of them."""
+
+    def __init__(self, work):
+        from tfmirror.parallel import drift
+
+        super().__init__(work)
+        self.find_drifts = drift.make_check(self.job.strategy, self.job.variables)
+        self.steps_taken = 0
+        self.find_drifts()  # traced
+
+    def run(self, num_steps):
+        """Takes so many steps, and waits for them; returns the seconds."""
+        start = time.perf_counter()
+        while num_steps:
+            due = STEPS_A_CHECK - self.steps_taken % STEPS_A_CHECK
+            taken = min(due, num_steps)
+            super().run(taken)
+            self.steps_taken += taken
+            num_steps -= taken
+            if taken == due and self.find_drifts():
+                sys.exit("the replicas differ")
+        return time.perf_counter() - start
 
 
 class KerasFit:
@@ -185,6 +225,14 @@ def _clock():
             self.seconds = time.perf_counter() - self._start
 
     return Clock()
+
+
+CONTENDERS = {
+    "tfmirror": Tfmirror,
+    "one_batch": OneBatch,
+    "drift_check": DriftCheck,
+    "keras_fit": KerasFit,
+}
 
 
 def train_config(work):

@@ -144,54 +144,14 @@ def inference_logits(model, weights, state, images):
     return tf.cast(logits, tf.float32)
 
 
-def inference_sums(model, weights, state, images, labels):
-    """Returns (loss sum, number correct) of a microbatch in inference mode."""
+def inference_sums(model, weights, state, images, labels, draw=0):
+    """Returns (loss sum, number correct) of a microbatch in inference mode.
+
+    Args:
+      draw: nothing is drawn; taken since `microbatch_sums` takes it.
+    """
+    del draw
     logits = inference_logits(model, weights, state, images)
     return tf.reduce_sum(per_example_loss(labels, logits)), count_correct(
         labels, logits
     )
-
-
-# Of draw and loss scale, which training hands to what `one_call` returns.
-TRAINING_SPECS = (tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float32))
-
-
-def one_call(function, model, sizes, *more):
-    """Returns `function` of a microbatch, traced once a size, as one call in the graph.
-
-    All microbatches run one compiled function, on whichever replica: tracing takes no
-    longer for more replicas, the graph grows by a call for each microbatch and not by a
-    copy, and none is optimized together with its neighbours.
-
-    Args:
-      function: of (weights, state, images, labels, *more), as `microbatch_sums` but for
-        the model.
-      sizes: examples in each microbatch.
-      more: tf.TensorSpecs of further arguments.
-    """
-    traced = tf.function(
-        # Without the names of what a functools.partial has bound.
-        lambda *arguments: function(*arguments),
-        autograph=False,
-        experimental_attributes={"_noinline": True},
-    )
-    weights, state = (
-        [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
-    of_size = {
-        size: traced.get_concrete_function(
-            weights,
-            state,
-            tf.TensorSpec([size, *model.input_shape[1:]], tf.uint8),
-            tf.TensorSpec([size], tf.int32),
-            *more,
-        )
-        for size in set(sizes)
-    }
-
-    def microbatch(weights, state, images, labels, *more):
-        values = map(tf.convert_to_tensor, more)
-        return of_size[images.shape[0]](weights, state, images, labels, *values)
-
-    return microbatch

@@ -158,7 +158,7 @@ def _make_replica_view(strategy, model, plan):
         weights = contribution.local_values(model.trainable_variables)
         state = contribution.local_values(model.non_trainable_variables)
         local = contribution.microbatch_sums(model, weights, state, *examples, k)
-        total = step.total_sums(plan, {k: local}, like=local)
+        total = step.total_sums(plan, [local], like=local)
         return {
             "logits": contribution.inference_logits(model, weights, state, examples[0]),
             "weights": weights,

@@ -6,12 +6,13 @@
 Each is compiled as the step is: a loop in a graph that depends on what it computes.
 """
 
+import functools
 import time
 
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, inspection, reduction, step
+from tfmirror.parallel import contribution, inspection, reduction, step, subtrees
 
 
 def timed(steps, num_steps):
@@ -36,12 +37,8 @@ def make_compute(strategy, model, update, plan):
 
     Each replica takes its microbatches of one global batch, forward and backward.
     """
-    microbatch = contribution.one_call(
-        lambda *args: contribution.microbatch_sums(model, *args),
-        model,
-        plan.sizes,
-        *contribution.TRAINING_SPECS,
-    )
+    microbatch = functools.partial(contribution.microbatch_sums, model)
+    sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
     shape = (plan.global_batch_size, *model.input_shape[1:])
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)
@@ -54,14 +51,14 @@ def make_compute(strategy, model, update, plan):
     def replica(images, labels):
         weights = contribution.local_values(model.trainable_variables)
         state = contribution.local_values(model.non_trainable_variables)
-        draw_and_scale = tf.zeros([], tf.int32), update.loss_scale()
-        sums_of = step.sums_of_microbatches(
+        scale = update.loss_scale()
+        found = step.sums_of_blocks(
             plan,
             images,
             labels,
-            lambda k, x, y: microbatch(weights, state, x, y, *draw_and_scale),
+            lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k, scale),
         )
-        return tf.nest.flatten(list(sums_of.values()))
+        return tf.nest.flatten(found)
 
     return _make_steps(lambda: strategy.run(replica, args=parts), strategy)
 
@@ -86,8 +83,8 @@ def make_reduction(strategy, shapes, plan=None):
     def replica(tensors):
         if plan is None or not plan.in_fixed_tree:
             return reduction.all_reduce(tensors)
-        mine = plan.microbatches_of(step.replica_id())
-        return step.total_sums(plan, dict.fromkeys(mine, tensors), tensors)
+        blocks = step.blocks_of_replicas(plan)[step.replica_id()]
+        return step.total_sums(plan, [tensors for _ in blocks], tensors)
 
     return _make_steps(lambda: strategy.run(replica, args=(parts,)), strategy)
 

@@ -20,8 +20,12 @@ class Segment:
 
     num_steps: int
     global_batch_size: int
-    run: Callable  # (number of steps, Totals so far) -> Totals, waiting for neither
-    iterator: object  # of the distributed parts, from which `run` takes
+    steps: Callable  # compiled, as of step.make_train_steps
+    iterator: object  # of the distributed parts, from which they take
+
+    def run(self, num_steps, totals):
+        """Takes so many more steps; returns the Totals after them, not waiting."""
+        return self.steps(self.iterator, tf.constant(num_steps, tf.int64), totals)
 
 
 def make_segments(
@@ -59,14 +63,31 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
         shuffle_seed=shuffle_seed,
         skipped_batches=skipped,
     )
+    iterator = _distribute(strategy, parts)
+    return Segment(plan.num_batches, plan.global_batch_size, make_steps(plan), iterator)
+
+
+def on_one_batch(segment, strategy, examples, plan):
+    """Returns `segment` with one batch again and again, which costs no input.
+
+    Args:
+      plan: microbatches.BatchPlan that `segment` was made for.
+    """
+    parts = pipeline.batch_parts(
+        examples, first=0, part_sizes=plan.part_sizes, batches_per_epoch=1
+    )
+    again = parts.take(len(plan.part_sizes)).cache().repeat()
+    again = again.prefetch(2 * len(plan.part_sizes))
+    return dataclasses.replace(
+        segment,
+        iterator=_distribute(strategy, again.with_options(pipeline.untuned_options())),
+    )
+
+
+def _distribute(strategy, parts):
+    """Returns an iterator that deals parts to the replicas in turn."""
     _leave_device_datasets_untuned()
-    iterator = iter(strategy.distribute_datasets_from_function(lambda context: parts))
-    steps = make_steps(plan)
-
-    def run(num_steps, totals):
-        return steps(iterator, tf.constant(num_steps, tf.int64), totals)
-
-    return Segment(plan.num_batches, plan.global_batch_size, run, iterator)
+    return iter(strategy.distribute_datasets_from_function(lambda context: parts))
 
 
 def _leave_device_datasets_untuned():

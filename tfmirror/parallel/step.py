@@ -15,7 +15,7 @@ import typing
 
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, reduction
+from tfmirror.parallel import contribution, reduction, subtrees
 
 
 class Totals(typing.NamedTuple):
@@ -52,69 +52,64 @@ def microbatches_of_replica(plan, images, labels):
     Args:
       images, labels: this replica's part of the global batch.
     """
-    me = replica_id()
-    sizes = plan.sizes_of(me)
-    images = tf.ensure_shape(images, [sum(sizes), *images.shape[1:]])
-    labels = tf.ensure_shape(labels, [sum(sizes)])
-    ends = itertools.accumulate(sizes)
-    return {
-        k: (images[end - size : end], labels[end - size : end])
-        for k, size, end in zip(plan.microbatches_of(me), sizes, ends, strict=True)
-    }
+    mine = plan.microbatches_of(replica_id())
+    parts = _split(images, labels, [plan.sizes[k] for k in mine])
+    return dict(zip(mine, parts, strict=True))
 
 
-def total_sums(plan, sums_of, like, pack_bytes=0):
+def blocks_of_replicas(plan):
+    """Returns for each replica the subtrees that it adds up, as [(first, count)]."""
+    ranges = [plan.microbatches_of(r) for r in range(len(plan.shares))]
+    if not plan.in_fixed_tree:
+        return [[(k, 1) for k in of_replica] for of_replica in ranges]
+    return [
+        reduction.aligned_blocks(of_replica, plan.num_microbatches)
+        for of_replica in ranges
+    ]
+
+
+def sums_of_blocks(plan, images, labels, sums):
+    """Returns what `sums` gives for each of this replica's blocks, one by one.
+
+    Args:
+      images, labels: this replica's part.
+      sums: function of (sizes, images, labels, k) of the microbatches from k on.
+    """
+    blocks = blocks_of_replicas(plan)[replica_id()]
+    sizes = [plan.sizes[first : first + count] for first, count in blocks]
+    parts = _split(images, labels, map(sum, sizes))
+    found = []
+    for (first, _), of_block, (x, y) in zip(blocks, sizes, parts, strict=True):
+        x = subtrees.after(found[-1], x) if found else x
+        found.append(sums(of_block, x, y, first))
+    return found
+
+
+def total_sums(plan, block_sums, like, pack_bytes=0):
     """Returns the total over all microbatches, the same on every replica.
 
     This holds the step's only communication. Runs in replica context.
 
     Args:
-      sums_of: {k: nested tensors} of this replica's microbatches.
+      block_sums: nested tensors for each of this replica's blocks, in order.
       like: nested tensors of the structure of one microbatch's.
       pack_bytes: of reduction.all_reduce, where that adds.
     """
     if not plan.in_fixed_tree:
-        (sums,) = sums_of.values()  # one microbatch a replica
+        (sums,) = block_sums  # one microbatch a replica
         return reduction.all_reduce(sums, pack_bytes)
-    num_leaves = plan.num_microbatches
-    blocks = [
-        reduction.aligned_blocks(plan.microbatches_of(r), num_leaves)
-        for r in range(len(plan.shares))
-    ]
-    leaves = {(k, 1): sums for k, sums in sums_of.items()}
-    own = [
-        reduction.tree_sum(block, leaves, num_leaves) for block in blocks[replica_id()]
-    ]
-    return reduction.finish_tree(own, blocks, num_leaves, like)
+    blocks = blocks_of_replicas(plan)
+    return reduction.finish_tree(block_sums, blocks, plan.num_microbatches, like)
 
 
-def sums_of_microbatches(plan, images, labels, sums):
-    """Returns {k: what `sums` gives for microbatch k} of this replica, one by one.
-
-    One after the other, for memory: no more than one microbatch's activations at a
-    time.
-
-    Args:
-      images, labels: this replica's part.
-      sums: function of (k, images, labels).
-    """
-    sums_of, last = {}, []
-    for k, (x, y) in microbatches_of_replica(plan, images, labels).items():
-        with tf.control_dependencies(last):  # on one output: all come at once
-            x = tf.identity(x)
-        sums_of[k] = sums(k, x, y)
-        last = tf.nest.flatten(sums_of[k])[:1]
-    return sums_of
-
-
-def replica_sums(model, update, plan, microbatch, pack_bytes, images, labels):
+def replica_sums(model, update, plan, sums, pack_bytes, images, labels):
     """Returns the Sums of the global batch, the same on every replica.
 
     Changes nothing. Runs in replica context.
 
     Args:
       update: parallel.updates.Update.
-      microbatch: contribution.microbatch_sums of the model.
+      sums: what subtrees.compile_sums makes of contribution.microbatch_sums.
       pack_bytes: of `total_sums`.
       images, labels: this replica's part.
     """
@@ -122,15 +117,14 @@ def replica_sums(model, update, plan, microbatch, pack_bytes, images, labels):
     state = contribution.local_values(model.non_trainable_variables)
     step, loss_scale = tf.cast(update.step(), tf.int32), update.loss_scale()
 
-    def sums(k, images, labels):
-        # Never a constant, for each of which TensorFlow would compile a copy.
+    def block_sums(sizes, images, labels, k):
         draw = step * plan.num_microbatches + k
-        return microbatch(weights, state, images, labels, draw, loss_scale)
+        return sums(sizes, weights, state, images, labels, draw, loss_scale)
 
-    sums_of = sums_of_microbatches(plan, images, labels, sums)
+    found = sums_of_blocks(plan, images, labels, block_sums)
     averaged = contribution.averaged_state(model)
     like = contribution.Sums(0.0, 0.0, model.trainable_variables, averaged)
-    return total_sums(plan, sums_of, like, pack_bytes)
+    return total_sums(plan, found, like, pack_bytes)
 
 
 def replica_apply(model, update, plan, total):
@@ -151,14 +145,17 @@ def replica_apply(model, update, plan, total):
     )
 
 
-def replica_eval_step(model, weights, plan, microbatch, images, labels):
+def replica_eval_step(model, weights, plan, sums, images, labels):
     """Returns (loss sum, number correct) of the global batch in inference mode."""
     weights = contribution.local_values(weights)
     state = contribution.local_values(model.non_trainable_variables)
-    sums_of = sums_of_microbatches(
-        plan, images, labels, lambda k, *examples: microbatch(weights, state, *examples)
+    found = sums_of_blocks(
+        plan,
+        images,
+        labels,
+        lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k),
     )
-    return total_sums(plan, sums_of, like=(0.0, 0.0))
+    return total_sums(plan, found, like=(0.0, 0.0))
 
 
 def make_train_steps(
@@ -186,15 +183,16 @@ def make_train_steps(
     """
     contribution.check_state(model)
     microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
-    if not replicas_talk:
-        microbatch = contribution.one_call(
-            microbatch, model, plan.sizes, *contribution.TRAINING_SPECS
-        )
+    if replicas_talk:  # not in a function of its own, which knows of one replica only
 
-    sums = functools.partial(replica_sums, model, update, plan, microbatch, pack_bytes)
+        def sums(sizes, *arguments):
+            return microbatch(*arguments)
+    else:
+        sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
+    find_sums = functools.partial(replica_sums, model, update, plan, sums, pack_bytes)
 
     def find(parts):
-        return strategy.run(sums, args=parts)
+        return strategy.run(find_sums, args=parts)
 
     def take(sums):
         first = tf.nest.map_structure(functools.partial(_of_first, strategy), sums)
@@ -223,16 +221,25 @@ def make_eval_steps(strategy, model, plan, weights=None):
     """
     weights = model.trainable_variables if weights is None else weights
     microbatch = functools.partial(contribution.inference_sums, model)
-    microbatch = contribution.one_call(microbatch, model, plan.sizes)
-    replica_step = functools.partial(
-        replica_eval_step, model, weights, plan, microbatch
-    )
+    sums = subtrees.compile_sums(microbatch, model)
+    replica_step = functools.partial(replica_eval_step, model, weights, plan, sums)
 
     def take(sums):
         loss, correct = (_of_first(strategy, value) for value in sums)
         return loss, correct, _is_finite(loss)
 
     return _make_steps(lambda parts: strategy.run(replica_step, args=parts), take, plan)
+
+
+def _split(images, labels, sizes):
+    """Returns [(images, labels)] of pieces of a replica's part, of known sizes."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    images = tf.ensure_shape(images, [ends[-1], *images.shape[1:]])
+    labels = tf.ensure_shape(labels, [ends[-1]])
+    return [
+        (images[begin:end], labels[begin:end])
+        for begin, end in itertools.pairwise(ends)
+    ]
 
 
 def _make_steps(find, take, plan):

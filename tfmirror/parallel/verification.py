@@ -22,6 +22,7 @@ from tfmirror.parallel import (
     reduction,
     segments,
     step,
+    subtrees,
     updates,
 )
 
@@ -144,12 +145,8 @@ def _look(strategy, model, plan, examples):
         inspection.split_global_batch(strategy, array, plan.part_sizes)
         for array in (batch.images, batch.labels)
     ]
-    microbatch = contribution.one_call(
-        functools.partial(contribution.microbatch_sums, model),
-        model,
-        plan.sizes,
-        *contribution.TRAINING_SPECS,
-    )
+    microbatch = functools.partial(contribution.microbatch_sums, model)
+    sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
     seeds = [
         v for v in model.non_trainable_variables if not contribution.is_averaged(v)
     ]
@@ -157,13 +154,18 @@ def _look(strategy, model, plan, examples):
     def replica_look(images, labels):
         weights = contribution.local_values(model.trainable_variables)
         state = contribution.local_values(model.non_trainable_variables)
-        logits, masks, sums_of = [tf.zeros([0, 10])], [tf.zeros([0, 8])], {}
+        logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
         for k, own in step.microbatches_of_replica(plan, images, labels).items():
-            sums_of[k] = microbatch(weights, state, *own, k, 1.0)
             logits.append(contribution.inference_logits(model, weights, state, own[0]))
             drawn = [contribution.seeds_of_microbatch(seed.value, k) for seed in seeds]
             masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
-        total = step.total_sums(plan, sums_of, like=next(iter(sums_of.values())))
+        found = step.sums_of_blocks(
+            plan,
+            images,
+            labels,
+            lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k, 1.0),
+        )
+        total = step.total_sums(plan, found, like=found[0])
         gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
         return tf.concat(logits, 0), tf.concat(masks, 0), gradients
 

@@ -1,0 +1,61 @@
+"""Microbatches in a call of calls: each once, in the tree's order, few traces."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import build_linear, make_examples, make_strategy
+
+from tfmirror.parallel import subtrees
+
+
+def rounding_sums(seen):
+    """Returns a function of a microbatch whose sums round, and that notes its sizes."""
+
+    def sums(weights, state, images, labels, draw, scale):
+        seen.append(images.shape[0])
+        total = tf.reduce_sum(tf.cast(images, tf.float32)) / 3.0 * scale
+        return {"sum": total, "draws": tf.one_hot(draw, 100), "labels": labels[:0]}
+
+    return sums
+
+
+def compile_for(seen):
+    """Returns subtrees.compile_sums of it, and the model's values."""
+    model = build_linear(make_strategy(1))
+    more = tf.TensorSpec([], tf.float32)
+    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+    return subtrees.compile_sums(rounding_sums(seen), model, more), weights
+
+
+@pytest.mark.parametrize(
+    "sizes", [(3,), (2, 2), (3, 3, 2), (2, 2, 2, 1, 1), (1,) * 7, (2, 0, 0, 0)]
+)
+def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes):
+    sums, weights = compile_for([])
+    examples = make_examples(sum(sizes), shape=(4, 4, 1))
+    found = sums(sizes, weights, [], examples.images, examples.labels, 40, 0.1)
+    ends = np.cumsum(sizes)
+    terms = []
+    for begin, end in zip(ends - sizes, ends, strict=True):
+        total = np.float32(examples.images[begin:end].astype(np.float32).sum())
+        terms.append(total / np.float32(3) * np.float32(0.1))
+    assert len({*terms} - {0}) == sum(size > 0 for size in sizes)  # all of them differ
+    while len(terms) > 1:
+        pairs = [terms[k : k + 2] for k in range(0, len(terms), 2)]
+        terms = [np.float32(pair[0] + pair[-1] * (len(pair) > 1)) for pair in pairs]
+    assert found["sum"].numpy() == terms[0]
+    draws = np.flatnonzero(found["draws"])
+    np.testing.assert_array_equal(draws, np.arange(40, 40 + len(sizes)))
+    assert found["draws"].numpy().max() == 1  # each microbatch once
+
+
+@pytest.mark.parametrize(
+    ("sizes", "traced"), [((1,) * 64, [1]), ((2,) * 20 + (1,) * 44, [1, 2])]
+)
+def test_many_microbatches_are_traced_once_a_size(sizes, traced):
+    seen = []
+    sums, weights = compile_for(seen)
+    examples = make_examples(sum(sizes), shape=(4, 4, 1))
+    found = sums(sizes, weights, [], examples.images, examples.labels, 0, 1.0)
+    assert sorted(seen) == traced
+    assert found["draws"].numpy().sum() == 64

@@ -1,0 +1,83 @@
+"""What neighbouring microbatches add up to, as one call in the graph.
+
+    sums = compile_sums(function, model)
+    sums((8, 8, 7, 7), weights, state, images, labels, draw)    # (0 + 1) + (2 + 3)
+
+A function of 2c microbatches calls the one of c microbatches twice and adds. So all of
+them run one compiled function, on whichever replica, none is optimized together with
+its neighbours, and M microbatches take about log M traces and graphs, not M.
+"""
+
+import functools
+
+import tensorflow as tf
+
+from tfmirror.parallel import reduction
+
+# Of loss scale, which training hands to what `compile_sums` returns.
+TRAINING_SPECS = (tf.TensorSpec([], tf.float32),)
+
+
+def compile_sums(function, model, *more):
+    """Returns a function of microbatches' sizes and arguments that gives their sum.
+
+    The sizes are those of a whole subtree of `reduction.tree_sum`, as Python integers.
+    The other arguments are weights, state, images and labels of all of them, the draw
+    of the first one, and `more`. Each combination of sizes is traced once.
+
+    Args:
+      function: of one microbatch's (weights, state, images, labels, draw, *more) that
+        gives nested tensors; pure.
+      more: tf.TensorSpecs of further arguments.
+    """
+    weights, state = (
+        [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+
+    @functools.cache
+    def traced(sizes):
+        is_leaf = len(sizes) == 1
+        body = function if is_leaf else functools.partial(_add_halves, traced, sizes)
+        return tf.function(
+            # Without the names of what a functools.partial has bound.
+            lambda *arguments: body(*arguments),
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        ).get_concrete_function(
+            weights,
+            state,
+            tf.TensorSpec([sum(sizes), *model.input_shape[1:]], tf.uint8),
+            tf.TensorSpec([sum(sizes)], tf.int32),
+            tf.TensorSpec([], tf.int32),
+            *more,
+        )
+
+    def sums(sizes, *arguments):
+        # Never a constant, for each of which TensorFlow would compile a copy.
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, arguments)
+        return traced(tuple(sizes))(*tensors)
+
+    return sums
+
+
+def _add_halves(traced, sizes, weights, state, images, labels, draw, *more):
+    """Returns the sum of the left half's sums and of the right half's.
+
+    One half after the other, for memory: no more than one microbatch's activations at
+    a time.
+    """
+    half = reduction.tree_size(len(sizes)) // 2
+    cut = sum(sizes[:half])
+    left = traced(sizes[:half])(weights, state, images[:cut], labels[:cut], draw, *more)
+    images = after(left, images[cut:])
+    right = traced(sizes[half:])(
+        weights, state, images, labels[cut:], draw + half, *more
+    )
+    return tf.nest.map_structure(tf.add, left, right)
+
+
+def after(done, tensor):
+    """Returns `tensor`, to be had only when `done`, of one call, has been computed."""
+    with tf.control_dependencies(tf.nest.flatten(done)[:1]):  # all outputs come at once
+        return tf.identity(tensor)
