@@ -8,7 +8,7 @@ import re
 import pytest
 from helpers import write_idx_folder
 
-from tfmirror import command
+from tfmirror import command, config
 from tfmirror.data import datasets
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
@@ -90,6 +90,39 @@ def test_tracing_cost_prints_a_row_for_each_model(monkeypatch, capsys):
     row = r"\| cnn \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \(\3 to \3\) \|"
     few, many, ratio = map(float, re.search(row, out).groups())
     assert ratio == pytest.approx(many / few, abs=0.05)
+
+
+def test_time_to_accuracy_trains_the_preset_with_every_seed(
+    digits_as_mnist, tmp_path, capsys
+):
+    experiment = load_experiment("time_to_accuracy")
+    workdir = tmp_path / "out"
+    argv = [f"--data_dir={digits_as_mnist}", f"--workdir={workdir}", "--num_seeds=2"]
+    argv += ["--limit_train_examples=600", "--accuracy=0.05"]
+    assert call(experiment, experiment.ExperimentConfig, *argv) == 0
+    summaries = [
+        json.loads((workdir / f"seed{seed}" / "summary.json").read_text())
+        for seed in (0, 1)
+    ]
+    assert len({s["weights_sha256"] for s in summaries}) == 2
+    settings = json.loads((workdir / "seed1" / "config.json").read_text())
+    preset = config.PRESETS["fast"]
+    assert {name: settings[name] for name in preset} == preset
+    row = capsys.readouterr().out.splitlines()[-1]
+    least, most = sorted(s["final_eval_accuracy"] for s in summaries)
+    assert row.startswith("| fast | 1 | 0.05: 2 of 2 | ")
+    assert row.endswith(f"({least:.4f} to {most:.4f}) |")
+
+
+def test_seconds_to_an_accuracy_are_those_of_the_first_epoch_that_has_it():
+    seconds_to = load_experiment("time_to_accuracy").seconds_to
+    epochs = [
+        {"train_seconds": 5.0, "eval_seconds": 1.0, "eval_accuracy": accuracy}
+        for accuracy in (0.9, 0.99, 0.98, 0.995)
+    ]
+    assert seconds_to(epochs, 0.99) == 12.0
+    assert seconds_to(epochs, 0.995) == 24.0
+    assert seconds_to(epochs, 0.999) is None
 
 
 def test_fashion_resnet18_trains_both_runs_once_and_draws_them(

@@ -40,9 +40,13 @@ class Totals:
         return self.num_correct / self.num_examples
 
 
-def median_and_range(values):
-    """Returns "median (least to most)" of several runs' accuracies, for tables."""
-    return f"{statistics.median(values):.4f} ({min(values):.4f} to {max(values):.4f})"
+def median_and_range(values, digits=4):
+    """Returns "median (least to most)" of several runs' figures, for tables."""
+    median, least, most = (
+        f"{value:.{digits}f}"
+        for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({least} to {most})"
 
 
 def weights_sha256(variables):
