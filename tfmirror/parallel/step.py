@@ -5,9 +5,8 @@
 
 A microbatch is a pure function of weights, state and examples (`contribution`). What
 the microbatches found is added, inside each replica (`sums_of_blocks`) and across them
-(`total_sums`),
-divided by the number of examples once, and applied by each replica to its own copy of
-the variables, which therefore stay equal.
+(`total_sums`), divided by the number of examples once, and applied by each replica to
+its own copy of the variables, which therefore stay equal.
 """
 
 import functools
