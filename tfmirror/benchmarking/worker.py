@@ -159,7 +159,7 @@ class KerasFit:
 
         from tfmirror import models
         from tfmirror.data import datasets, pipeline
-        from tfmirror.models import fused_batch_norm
+        from tfmirror.models import layer_calls
         from tfmirror.parallel import devices
 
         devices.set_threads(work.intra_op_threads, work.inter_op_threads)
@@ -177,7 +177,7 @@ class KerasFit:
                 work.precision,
             )
             for layer in self.model.layers:
-                fused_batch_norm.unfuse(layer)
+                layer_calls.restore(layer)
             self.model.compile(
                 keras.optimizers.SGD(0.05),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -7,7 +7,13 @@ model = build("cnn", (28, 28, 1), 10, precision="bfloat16")
 import keras
 
 from tfmirror import recipes
-from tfmirror.models import fused_batch_norm, probe, resnet18, small_cnn
+from tfmirror.models import (
+    fused_batch_norm,
+    probe,
+    resnet18,
+    small_cnn,
+    unused_pixels,
+)
 from tfmirror.models.initializers import INITIALIZERS
 
 BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build, "probe": probe.build}
@@ -16,7 +22,8 @@ BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build, "probe": probe.b
 def build(name, input_shape, num_classes, precision="float32", init=None):
     """Returns the Keras model `name`: images [b, H, W, C] in [0, 1] to logits [b, K].
 
-    Its batch norm is computed by TensorFlow's fused kernel; it is saved as plain Keras.
+    Its batch norm is computed by TensorFlow's fused kernel, and pixels that no logit
+    depends on are not computed; it is saved as plain Keras.
 
     Args:
       precision: of its arithmetic, "float32", "bfloat16" or "float16"; its variables
@@ -36,4 +43,5 @@ def build(name, input_shape, num_classes, precision="float32", init=None):
     finally:
         keras.config.set_dtype_policy(policy)
     fused_batch_norm.fuse(model)
+    unused_pixels.leave_out(model)
     return model

@@ -8,27 +8,21 @@ sums. Variables, momentum, epsilon and the moving variance, which Keras keeps bi
 are those of the layer: a model is saved as plain Keras and loads as such.
 """
 
-import functools
-
 import keras
 import tensorflow as tf
+
+from tfmirror.models import layer_calls
 
 
 def fuse(model):
     """Lets every BatchNormalization of `model` that the kernel serves call it.
 
     It serves channels-last images, with scale and offset, of statistics of their own.
-    The layer's public method `call` is replaced for the one object, which its saved
-    form does not hold.
+    The layer's `call` is replaced, see `layer_calls`.
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization) and _is_served(layer):
-            layer.call = functools.partial(_call, layer)
-
-
-def unfuse(layer):
-    """Gives a layer its own `call` back."""
-    vars(layer).pop("call", None)
+            layer_calls.replace(layer, _call)
 
 
 def _is_served(layer):

@@ -10,10 +10,10 @@ shifted by its offset, with the gradients of the outputs:
     dL/dK[i, j] = sum over b, y, x of X[b, s y + i, s x + j, :]^T dL/dY[b, y, x, :]
 """
 
-import functools
-
 import keras
 import tensorflow as tf
+
+from tfmirror.models import layer_calls
 
 # Measured on 2 cores with AMX (BUILD_NOTES.md): faster up to 14x14 outputs, slower at
 # 28x28, where the shifted copies cost more than the products save; in float32 slower at
@@ -25,12 +25,12 @@ DTYPE = "bfloat16"
 def use_matrix_products(model):
     """Lets every Conv2D of `model` that gains by it take its gradient in that way.
 
-    The layer's public method `call` is replaced for the one object, which its saved
-    form does not hold. Values and gradients are the same to rounding.
+    The layer's `call` is replaced, see `layer_calls`. Values and gradients are the same
+    to rounding.
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and _gains(layer):
-            layer.call = functools.partial(_call, layer)
+            layer_calls.replace(layer, _call)
 
 
 def _gains(layer):

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfmirror import config
-from tfmirror.models import fused_batch_norm
+from tfmirror.models import layer_calls
 
 
 def synchronize(model):
@@ -27,7 +27,7 @@ def synchronize(model):
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            fused_batch_norm.unfuse(layer)  # its kernel knows no other replica
+            layer_calls.restore(layer)  # a fused kernel knows no other replica
             layer._moments = _make_global_moments(layer)
 
 

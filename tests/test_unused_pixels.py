@@ -1,0 +1,112 @@
+"""Leaving out pixels that no logit depends on changes no logit and no gradient."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfmirror import models
+from tfmirror.models import layer_calls, unused_pixels
+
+LAYERS = keras.layers
+
+
+def results(model, images):
+    """Returns logits, and the gradients of a sum of them with random factors."""
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        logits = model(images)
+        factors = tf.random.stateless_normal(logits.shape, [1, 2])
+        scalar = tf.reduce_sum(tf.cast(logits, tf.float32) * factors)
+    found = tape.gradient(scalar, [images, *model.trainable_variables])
+    return [x.numpy() for x in (logits, *found)]
+
+
+def cut_sides(model):
+    """Returns what the first layer takes of its inputs, which must be less than all."""
+    first = model.layers[0]
+    taken = unused_pixels.leading_uses(model)[0].inputs
+    assert "call" in vars(first) and taken != tuple(first.input.shape[1:3])
+    return taken
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "taken"),
+    [((28, 28, 1), (26, 26)), ((16, 19, 3), (14, 18)), ((32, 28, 3), (30, 26))],
+)
+def test_logits_and_gradients_of_the_cnn_are_those_of_its_layers(
+    shape, taken, precision
+):
+    model = models.build("cnn", shape, 10, precision)
+    images = tf.random.stateless_uniform([6, *shape], [3, 4])
+    found = results(model, images)
+    assert cut_sides(model) == taken
+    layer_calls.restore(model.layers[0])
+    logits, of_images, *of_weights = results(model, images)
+    np.testing.assert_array_equal(found[0], logits)
+    np.testing.assert_array_equal(found[1], of_images)
+    assert not of_images[:, taken[0] :].any() and not of_images[:, :, taken[1] :].any()
+    assert of_images[:, taken[0] - 1].any() and of_images[:, :, taken[1] - 1].any()
+    atol = 1e-5 if precision == "float32" else 2e-2
+    for one, other in zip(of_weights, found[2:], strict=True):
+        np.testing.assert_allclose(other, one, atol=atol * np.abs(one).max())
+
+
+def test_windows_of_all_kinds_are_followed():
+    model = keras.Sequential(
+        [
+            keras.Input((31, 40, 2)),
+            LAYERS.Conv2D(3, (3, 2), strides=(2, 1), activation="relu"),
+            LAYERS.Conv2D(3, 3, dilation_rate=(1, 2)),
+            LAYERS.MaxPooling2D((2, 3), strides=(3, 2)),
+            LAYERS.Flatten(),
+            LAYERS.Dense(4),
+        ]
+    )
+    # 31 -> 15 -> 13 -> 4, of which 4 need 3*3+2 = 11, 13, 12*2+3 = 27;
+    # 40 -> 39 -> 35 -> 17, of which 17 need 16*2+3 = 35, 39, 40.
+    images = tf.random.stateless_uniform([5, 31, 40, 2], [5, 6])
+    expected = results(model, images)
+    unused_pixels.leave_out(model)
+    assert cut_sides(model) == (27, 40)
+    assert [use.outputs for use in unused_pixels.leading_uses(model)] == [
+        (13, 39),
+        (11, 35),
+        (4, 17),
+    ]
+    for one, other in zip(expected, results(model, images), strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-5 * np.abs(one).max())
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        LAYERS.BatchNormalization(),  # whose statistics see every pixel
+        LAYERS.Dropout(0.5),  # whose masks depend on the shape
+        LAYERS.Conv2D(2, 3, padding="same"),
+        LAYERS.Conv2D(2, 3, activity_regularizer="l2"),
+        LAYERS.Conv2D(2, 3, activation=lambda x: x - tf.reduce_mean(x)),
+    ],
+    ids=["batch_norm", "dropout", "same", "regularized", "any_function"],
+)
+def test_what_may_look_at_every_pixel_is_given_all(between):
+    """The first convolution has 6 x 6 outputs, or 4 x 4 then; the pool drops some."""
+
+    def make(*between):
+        layers = [LAYERS.Conv2D(2, 3), *between, LAYERS.MaxPooling2D(3, strides=2)]
+        return keras.Sequential([keras.Input((8, 8, 1)), *layers, LAYERS.Flatten()])
+
+    model, without = make(between), make()
+    unused_pixels.leave_out(model)
+    assert not any("call" in vars(layer) for layer in model.layers)
+    unused_pixels.leave_out(without)
+    assert cut_sides(without) == (7, 7)
+
+
+@pytest.mark.parametrize("name", ["probe", "resnet18"])
+def test_models_that_need_all_pixels_are_left_as_they_are(name):
+    model = models.build(name, (28, 28, 1), 10)
+    convolutions = [x for x in model.layers if isinstance(x, LAYERS.Conv2D)]
+    assert convolutions
+    assert not any("call" in vars(layer) for layer in convolutions)
