@@ -66,7 +66,7 @@ class TrainConfig:
     limit_eval_examples: int = 0  # 0: all
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"
-    intra_op_threads: int = 0  # of one operation on CPUs; 0: all cores
+    intra_op_threads: int = 0  # of one operation on CPUs; 0: job.share_cores
     inter_op_threads: int = 0  # operations on CPUs at a time; 0: all cores
     all_reduce: str = "auto"
     pack_mb: float = 0.0  # megabytes of gradients in a message; 0: as the strategy does

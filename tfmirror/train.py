@@ -9,9 +9,9 @@ from tfmirror import command, config
 
 def main(settings):
     """Trains, and leaves a run directory."""
-    from tfmirror.training import run
+    from tfmirror.training import job, run
 
-    run.train(settings)
+    run.train(job.share_cores(settings))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Tfmirror:
         from tfmirror.parallel import step
         from tfmirror.training import environment, job
 
-        chosen, settings = job.choose(train_config(work))
+        chosen, settings = job.choose(job.share_cores(train_config(work)))
         self.step, self.job = step, job.prepare(settings, chosen)
         self.segment = self.job.train_segments[0]
         if self.segment.global_batch_size != work.global_batch_size:

@@ -128,6 +128,17 @@ def set_threads(intra_op, inter_op):
         ) from error
 
 
+def threads_of_one_replica(devices):
+    """Returns how many threads an operation gets if replicas share the cores; 0: all.
+
+    With more it waits for threads that another replica's operation occupies, which
+    cost the CNN 13 to 20 % on two cores (BUILD_NOTES.md). GPUs are left alone.
+    """
+    if not devices.are_stand_ins or devices.num_replicas == 1:
+        return 0
+    return max(1, len(os.sched_getaffinity(0)) // devices.num_replicas)
+
+
 def make_usual_strategy(devices):
     """Returns the strategy that one makes without a second thought, to compare with.
 
