@@ -17,7 +17,7 @@ from tfmirror.benchmarking.work import Work
 
 PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
 MATRIX_SIDE = 2048
-PRODUCTS = 4  # in one call
+PRODUCTS = 4  # in one call, by all devices together if they are no more
 STEPS_A_CHECK = 100  # of the contender drift_check
 REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
 
@@ -48,7 +48,7 @@ def answer(contender, work, question):
     if question == "memory":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
     if question == "roof":
-        return matrix_product_rate(work)
+        return matrix_product_rate(contender.job.devices.names, work.precision)
     if question == "parts":
         return contender.parts()
     return contender.run(question)
@@ -264,27 +264,32 @@ def per_step(steps, seconds=0.5):
     )
 
 
-def matrix_product_rate(work):
-    """Returns operations a second of large matrix products on what the work runs on.
+def matrix_product_rate(device_names, precision):
+    """Returns operations a second of large matrix products, on all devices at once.
 
-    On logical CPU devices that is all cores of the process; on GPUs, one GPU's rate
-    times their number.
+    Logical CPU devices share the cores of the process, and each has as many threads as
+    in training.
     """
     import tensorflow as tf
 
     side = MATRIX_SIDE
+    products = max(1, PRODUCTS // len(device_names))  # of each
     a, b = (
-        tf.cast(tf.random.stateless_normal([side, side], [0, k]), work.precision)
+        tf.cast(tf.random.stateless_normal([side, side], [0, k]), precision)
         for k in (1, 2)
     )
     a /= tf.cast(side**0.5, a.dtype)  # so that products stay as large as b
 
     @tf.function
     def multiply():
-        product = b
-        for _ in tf.range(PRODUCTS):
-            product = tf.matmul(a, product)
-        return product[0, 0]
+        corners = []
+        for name in device_names:
+            with tf.device(name):
+                product = b
+                for _ in range(products):
+                    product = tf.matmul(a, product)
+                corners.append(product[0, 0])
+        return tf.add_n(corners)
 
     float(multiply())
     times = []
@@ -292,8 +297,7 @@ def matrix_product_rate(work):
         start = time.perf_counter()
         float(multiply())
         times.append(time.perf_counter() - start)
-    rate = PRODUCTS * 2 * side**3 / statistics.median(times)
-    return rate * (work.num_replicas if tf.config.list_physical_devices("GPU") else 1)
+    return len(device_names) * products * 2 * side**3 / statistics.median(times)
 
 
 if __name__ == "__main__":
