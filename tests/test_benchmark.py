@@ -7,10 +7,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfmirror import benchmark, command, command_config, config, models
+from tfmirror import benchmark, command, command_config, config, hardware, models
 from tfmirror.benchmarking import (
     contenders,
-    hardware,
     measuring,
     showing,
     work,

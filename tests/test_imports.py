@@ -12,6 +12,7 @@ ROOMS = {
     "tfmirror": 0,
     "tfmirror.config": 0,
     "tfmirror.errors": 0,
+    "tfmirror.hardware": 0,
     "tfmirror.recipes": 0,
     "tfmirror.metrics": 0,
     "tfmirror.command_config": 0,

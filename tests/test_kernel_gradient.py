@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmirror import models
+from tfmirror import hardware, models
 from tfmirror.models import kernel_gradient
 
 
@@ -38,7 +38,15 @@ def test_it_is_tensorflows_own(stride, sides, shape):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-10)
 
 
-def test_it_serves_the_layers_that_gain_and_no_others():
+@pytest.mark.parametrize(
+    ("flag", "stages"),
+    [("amx_bf16", ("stage2", "stage3", "stage4")), ("avx512f", ("stage3", "stage4"))],
+)
+def test_it_serves_the_layers_that_gain_and_no_others(
+    tmp_path, monkeypatch, flag, stages
+):
+    (tmp_path / "cpuinfo").write_text(f"model name: A\nflags: fpu {flag}\n")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
     model = models.build("resnet18", (28, 28, 1), 10, "bfloat16")
     kernel_gradient.use_matrix_products(model)
     served = {
@@ -46,8 +54,8 @@ def test_it_serves_the_layers_that_gain_and_no_others():
         for layer in model.layers
         if isinstance(layer, keras.layers.Conv2D) and "call" in vars(layer)
     }
-    assert len(served) == 3 * 5  # stages of 14x14, 7x7 and 4x4, shortcuts included
-    assert all(name.startswith(("stage2", "stage3", "stage4")) for name in served)
+    assert len(served) == len(stages) * 5  # of 14x14, 7x7, 4x4, shortcuts included
+    assert all(name.startswith(stages) for name in served)
     model = models.build("resnet18", (28, 28, 1), 10)  # float32
     kernel_gradient.use_matrix_products(model)
     convolutions = [x for x in model.layers if isinstance(x, keras.layers.Conv2D)]

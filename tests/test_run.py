@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfmirror import config
+from tfmirror import config, hardware
 from tfmirror.data import datasets
 from tfmirror.training import environment, records, run
 
@@ -123,11 +123,11 @@ def test_parse_cpuinfo_takes_the_first_processor():
         "flags\t\t: fpu avx512f amx_tile sse\n"
         "\nprocessor\t: 1\nmodel name\t: Other\nflags\t: avx\n"
     )
-    assert environment.parse_cpuinfo(text) == {
+    assert hardware.parse_cpuinfo(text) == {
         "model": "Big CPU @ 2GHz",
         "flags": ["amx_tile", "avx512f"],
     }
-    assert environment.parse_cpuinfo("") == {"model": "", "flags": []}
+    assert hardware.parse_cpuinfo("") == {"model": "", "flags": []}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_bfloat16_without_instructions_for_it_is_warned_of(
     tmp_path, monkeypatch, flag, warns
 ):
     (tmp_path / "cpuinfo").write_text(f"model name: A\nflags: fpu {flag}\n")
-    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
     settings = config.TrainConfig(precision="bfloat16")
     assert bool(records.extra_lines(settings)) == warns
     assert records.extra_lines(config.TrainConfig()) == []

@@ -11,7 +11,7 @@ Every contender is a process of its own; they take turns. The last line is JSON.
 import dataclasses
 import json
 
-from tfmirror import command, command_config, config
+from tfmirror import command, command_config, config, hardware
 
 
 def main(settings):
@@ -55,8 +55,6 @@ def main(settings):
 
 def check_machine(settings):
     """Raises InputError, before minutes are spent, for what this machine can't do."""
-    from tfmirror.benchmarking import hardware
-
     most = max(map(int, config.split_names(settings.gpus)))
     if settings.cores == "one_each" and most > hardware.num_cores():
         raise config.InputError(
@@ -115,8 +113,6 @@ def batch_sizes(settings, num_replicas):
 
 def uses_gpus(settings):
     """Returns whether our contenders run on GPUs."""
-    from tfmirror.benchmarking import hardware
-
     return settings.device_type != "cpu" and hardware.has_gpus()
 
 

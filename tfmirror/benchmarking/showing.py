@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from tfmirror.benchmarking import hardware
+from tfmirror import hardware
 
 MEGABYTE = 2**20
 UNKNOWN = "-"

@@ -13,12 +13,14 @@ shifted by its offset, with the gradients of the outputs:
 import keras
 import tensorflow as tf
 
+from tfmirror import hardware
 from tfmirror.models import layer_calls
 
-# Measured on 2 cores with AMX (BUILD_NOTES.md): faster up to 14x14 outputs, slower at
-# 28x28, where the shifted copies cost more than the products save; in float32 slower at
-# most sizes.
-LARGEST_SIDE = 14
+# Measured (BUILD_NOTES.md): with units for bfloat16 matrices (AMX) faster up to 14x14
+# outputs, with bfloat16 vectors (AVX-512) up to 7x7. Above, shifted copies cost more
+# than the products save; in float32 they do at most sizes.
+LARGEST_SIDE_OF_MATRIX_UNITS = 14
+LARGEST_SIDE = 7
 DTYPE = "bfloat16"
 
 
@@ -28,12 +30,14 @@ def use_matrix_products(model):
     The layer's `call` is replaced, see `layer_calls`. Values and gradients are the same
     to rounding.
     """
+    has_units = hardware.cpu_has_any(hardware.BFLOAT16_MATRIX_UNITS)
+    largest_side = LARGEST_SIDE_OF_MATRIX_UNITS if has_units else LARGEST_SIDE
     for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D) and _gains(layer):
+        if isinstance(layer, keras.layers.Conv2D) and _gains(layer, largest_side):
             layer_calls.replace(layer, _call)
 
 
-def _gains(layer):
+def _gains(layer, largest_side):
     """Returns whether `layer` is served, and faster for it."""
     is_plain = (
         layer.compute_dtype == DTYPE
@@ -43,7 +47,7 @@ def _gains(layer):
         and layer.groups == 1
         and layer.strides[0] == layer.strides[1]
     )
-    return is_plain and max(layer.output.shape[1:3]) <= LARGEST_SIDE
+    return is_plain and max(layer.output.shape[1:3]) <= largest_side
 
 
 def _call(layer, inputs):

@@ -10,7 +10,7 @@ import pathlib
 
 import tensorflow as tf
 
-from tfmirror import config
+from tfmirror import config, hardware
 from tfmirror.parallel import memory
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
@@ -136,7 +136,7 @@ def threads_of_one_replica(devices):
     """
     if not devices.are_stand_ins or devices.num_replicas == 1:
         return 0
-    return max(1, len(os.sched_getaffinity(0)) // devices.num_replicas)
+    return max(1, hardware.num_cores() // devices.num_replicas)
 
 
 def make_usual_strategy(devices):

@@ -1,7 +1,6 @@
 """What a run says of itself: its first lines, its records, its summary."""
 
-from tfmirror import config, metrics, recipes
-from tfmirror.training import environment
+from tfmirror import config, hardware, metrics, recipes
 
 
 def first_lines(job):
@@ -49,7 +48,7 @@ def extra_lines(settings):
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
         mirrored = "mirrored at random" if flips else "not mirrored"
         lines.append(f"augmented: random crops of the padded images, {mirrored}")
-    if settings.precision == "bfloat16" and not environment.computes_bfloat16():
+    if settings.precision == "bfloat16" and not hardware.cpu_has_any(hardware.BFLOAT16):
         lines.append(
             "warning: this processor has no instructions for bfloat16 (AMX, "
             "AVX512_BF16), which then takes many times as long as float32"
