@@ -99,3 +99,27 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_no_seed_the_stored_one():
 def test_uint8_becomes_0_to_1():
     images = tf.constant([[0, 51, 255]], tf.uint8)
     np.testing.assert_allclose(pipeline.to_unit_range(images), [[0, 0.2, 1]], rtol=1e-7)
+
+
+@pytest.mark.parametrize("skipped", [0, 7, 10**12])
+def test_it_starts_after_skipped_batches_and_has_no_end(skipped):
+    """What tf.distribute would test for at every step of a dataset that ends."""
+    examples = make_examples(12, shape=(2, 2, 1))
+    numbered = type(examples)(examples.images, np.arange(12, dtype=np.int32))
+
+    def parts(skipped_batches):
+        return pipeline.batch_parts(
+            numbered,
+            first=0,
+            part_sizes=(2, 1),
+            batches_per_epoch=4,
+            skipped_batches=skipped_batches,
+        )
+
+    made = parts(skipped)
+    assert made.cardinality() == tf.data.INFINITE_CARDINALITY
+    found = [labels.numpy().tolist() for _, labels in itertools.islice(made, 9)]
+    order = np.roll(np.arange(12), -3 * (skipped % 4)).tolist()
+    batches = [order[begin : begin + 3] for begin in (0, 3, 6, 9)]
+    whole = [part for batch in batches for part in (batch[:2], batch[2:])]
+    assert found == [*whole, order[:2]]
