@@ -1,25 +1,26 @@
-"""What the same bits on any number of devices cost: 8 microbatches against 2.
+"""What the same bits on any number of devices cost, with 8 microbatches.
 
 python experiments/microbatch_cost.py --data_dir=FOLDER_WITH_MNIST
 
-Trains the CNN on two replicas with the same global batch cut into 2 and into 8
-microbatches, in one process and in turn, and prints the median ratio of their speeds.
+Trains the CNN on two replicas with the same global batch cut into 8 microbatches, into
+2, and as the replicas come; each in a process of its own, in turn. Prints the ratios of
+their speeds turn by turn.
 """
 
+import contextlib
 import dataclasses
 import statistics
-import time
 
-from tfmirror import command, config
+from tfmirror import command, config, metrics
 
 GLOBAL_BATCH_SIZES = (128, 512)
-MICROBATCHES = (2, 8)
-EXAMPLES_A_TURN = 12_800
+MICROBATCHES = 8
+NUM_REPLICAS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """Settings of the experiment; all others are those of config.TrainConfig."""
+    """Settings of the experiment."""
 
     dataset: str = "mnist"
     data_dir: str = ""
@@ -27,62 +28,60 @@ class ExperimentConfig:
     repetitions: int = dataclasses.field(
         default=9, metadata={"help": "turns of each, of which the median is taken"}
     )
+    seconds: float = dataclasses.field(
+        default=1.5, metadata={"help": "of a turn, about"}
+    )
 
 
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
     got = settings.repetitions
     config.require(got >= 1, "repetitions", got, "at least 1")
+    config.require(settings.seconds > 0, "seconds", settings.seconds, "more than 0")
 
 
 def main(settings):
     """Prints a row for each global batch size."""
-    print("| microbatches | examples in each | global batch | images/s | ratio |")
-    print("|---|---|---|---|---|")
-    for global_batch_size in GLOBAL_BATCH_SIZES:
-        segments = {m: prepare(settings, global_batch_size, m) for m in MICROBATCHES}
-        speeds = {m: [] for m in MICROBATCHES}
-        for _ in range(settings.repetitions):
-            for m, segment in segments.items():
-                speeds[m].append(images_per_second(segment))
-        few, many = MICROBATCHES
-        ratios = [b / a for a, b in zip(speeds[few], speeds[many], strict=True)]
-        speed = f"{statistics.median(speeds[many]):,.0f}"
-        against = f"{statistics.median(speeds[few]):,.0f}"
-        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        ratio = f"{statistics.median(ratios):.2f} {spread}"
-        cut = f"{many} | {global_batch_size // many} | {global_batch_size}"
-        print(f"| {cut} | {speed} against {against} | {ratio} |", flush=True)
-
-
-def prepare(settings, global_batch_size, num_microbatches):
-    """Returns the segment of full batches, traced and warmed up."""
-    from tfmirror.parallel import step
-    from tfmirror.training import job
-
-    chosen, resolved = job.choose(
-        config.TrainConfig(
-            gpus=2,
-            dataset=settings.dataset,
-            data_dir=settings.data_dir,
-            device_type=settings.device_type,
-            microbatches=num_microbatches,
-            global_batch_size=global_batch_size,
-        )
+    print(
+        f"| microbatches | examples in each | global batch | images/s "
+        f"| against {NUM_REPLICAS} microbatches | against none fixed "
+        "| the same with one thread an operation |\n" + "|---" * 7 + "|"
     )
-    segment = job.prepare(resolved, chosen).train_segments[0]
-    segment.run(10, step.zero_totals())
-    return segment
+    for global_batch_size in GLOBAL_BATCH_SIZES:
+        free, few, many, single = speeds(settings, global_batch_size)
+        cells = [MICROBATCHES, global_batch_size // MICROBATCHES, global_batch_size]
+        cells.append(f"{statistics.median(many):,.0f}")
+        for one, other in ((many, few), (many, free), (single, free)):
+            ratios = [a / b for a, b in zip(one, other, strict=True)]
+            cells.append(metrics.median_and_range(ratios, digits=2))
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def images_per_second(segment):
-    """Returns the speed of one turn."""
-    from tfmirror.parallel import step
+def speeds(settings, global_batch_size):
+    """Returns images a second of each turn: of none fixed, of few, of many, ..."""
+    from tfmirror.benchmarking import contenders, measuring, work
 
-    num_steps = EXAMPLES_A_TURN // segment.global_batch_size
-    start = time.perf_counter()
-    float(segment.run(num_steps, step.zero_totals()).loss_sum)  # waits for the device
-    return num_steps * segment.global_batch_size / (time.perf_counter() - start)
+    free = work.Work(
+        "tfmirror",
+        "cnn",
+        settings.dataset,
+        settings.data_dir,
+        NUM_REPLICAS,
+        global_batch_size,
+        "float32",
+        device_type=settings.device_type,
+    )
+    many = dataclasses.replace(free, microbatches=MICROBATCHES)
+    works = [
+        free,
+        dataclasses.replace(free, microbatches=NUM_REPLICAS),
+        many,
+        dataclasses.replace(many, intra_op_threads=1),
+    ]
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(contenders.Contender(w)) for w in works]
+        taken = measuring.take_turns(started, settings.repetitions, settings.seconds)
+        return [taken[contender] for contender in started]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_configure():
     devices.choose(8, "cpu")
+    tf.config.list_logical_devices()  # starts TensorFlow, with its usual threads
     tf.get_logger().setLevel("ERROR")  # as the commands do
 
 

@@ -1,6 +1,7 @@
 """The benchmark takes turns, pairs them, and says what it could not measure."""
 
 import contextlib
+import itertools
 import json
 
 import numpy as np
@@ -11,6 +12,7 @@ from tfmirror import benchmark, command, command_config, config, hardware, model
 from tfmirror.benchmarking import (
     contenders,
     measuring,
+    roof,
     showing,
     work,
     worker,
@@ -142,6 +144,7 @@ def test_real_processes_are_measured(tmp_path, capsys):
     assert [v["work"]["contender"] for v in variants] == ["one_batch", "drift_check"]
     assert len(report["ratios"]) == 3  # ours against each that could be measured
     assert ours["ready"]["environment"]["num_cpus"] == 2  # it kept to its two cores
+    assert ours["ready"]["environment"]["intra_op_threads"] == 1
     assert ours["images_per_second"] > 0 and fit["work"]["contender"] == "keras_fit"
     assert set(ours["parts"]["reduction_of_bytes"]) == {
         "1048576",
@@ -291,3 +294,24 @@ def test_wrong_input_is_one_line(capsys, argv, says):
     code, out, err = call(capsys, *argv)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1 and says in err
+
+
+def test_the_roof_counts_the_products_of_all_devices(monkeypatch):
+    """Two a device and call here, of 2 x 32^3 operations each, in a quarter second."""
+    monkeypatch.setattr(roof, "MATRIX_SIDE", 32)
+    monkeypatch.setattr(roof, "PRODUCTS", 2)
+    clock = itertools.count(0, 0.25)
+    monkeypatch.setattr(roof.time, "perf_counter", lambda: next(clock))
+    multiplied = []
+    matmul = roof.tf.matmul
+
+    def count(a, b):
+        multiplied.append(a.device)
+        return matmul(a, b)
+
+    monkeypatch.setattr(roof.tf, "matmul", count)
+    names = ("CPU:0", "CPU:1", "CPU:2")
+    rate = roof.matrix_product_rate(names, "float32")
+    assert len(multiplied) == 2 * len(names)
+    assert {device[-5:] for device in multiplied} == set(names)
+    assert rate == 6 * 2 * 32**3 / 0.25

@@ -146,40 +146,35 @@ def test_threads_are_set_before_tensorflow_runs_or_refused():
 @pytest.mark.parametrize(
     ("settings", "threads"),
     [
-        ("gpus=2", 2),
-        ("gpus=3", 1),
+        ("gpus=4", 1),
         ("gpus=8", 1),
-        ("gpus=1", 0),  # all of them
-        ("gpus=2, intra_op_threads=3", 3),
-        ("gpus=2, microbatches=2", 0),  # must not follow the replicas
-        ("gpus=2, microbatches_per_replica='2,1'", 0),
+        ("gpus=3", 0),  # one pool for all of them: the fourth core is to have work too
+        ("gpus=1", 0),
+        ("gpus=4, intra_op_threads=3", 3),
+        ("gpus=4, microbatches=4", 0),  # must not follow the replicas
+        ("gpus=4, microbatches_per_replica='2,1,1,1'", 0),
     ],
 )
-def test_replicas_share_four_cores_in_a_process_of_their_own(settings, threads):
-    """So that the operations of one don't wait for threads that another has."""
+def test_operations_of_replicas_on_all_of_four_cores_are_kept_apart(settings, threads):
     code = (
         "import os\n"
         "os.sched_getaffinity = lambda pid: range(4)\n"
         "import tensorflow as tf\n"
         "from tfmirror import config\n"
-        "from tfmirror.training import job\n"
+        "from tfmirror.training import environment, job\n"
         f"settings = config.TrainConfig({settings}, device_type='cpu')\n"
-        "shared = job.share_cores(settings)\n"
-        "job.choose(shared)\n"
-        "print(tf.config.threading.get_intra_op_parallelism_threads())\n"
-        "print(shared.intra_op_threads)\n"
+        "job.choose_threads(settings)\n"
+        "chosen, resolved = job.choose(settings)\n"
+        "assert resolved.intra_op_threads == settings.intra_op_threads\n"
+        "print(environment.describe(chosen)['intra_op_threads'])\n"
     )
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
-    assert done.stdout.split() == [str(threads)] * 2
+    assert int(done.stdout) == threads
 
 
 def test_a_process_that_runs_already_keeps_its_threads():
     tf.constant(0)
-    settings = config.TrainConfig(gpus=2, device_type="cpu")
-    assert job.share_cores(settings) == settings
-
-
-def test_gpus_share_no_cores():
-    two = devices.Devices(("GPU:0", "GPU:1"), are_stand_ins=False)
-    assert devices.threads_of_one_replica(two) == 0
+    before = tf.config.threading.get_intra_op_parallelism_threads()
+    job.choose_threads(config.TrainConfig(gpus=8, device_type="cpu"))
+    assert tf.config.threading.get_intra_op_parallelism_threads() == before != 1

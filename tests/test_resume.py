@@ -9,7 +9,7 @@ import pytest
 
 from tfmirror import config
 from tfmirror.reporting import runs
-from tfmirror.training import interruption, resuming, run
+from tfmirror.training import interruption, run
 
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
@@ -224,16 +224,6 @@ def test_without_a_fixed_tree_another_number_of_replicas_must_be_asked_for(
     with pytest.raises(config.InputError, match="gpus 2, now 1; .*=gpus"):
         train(folder, microbatches=0, gpus=1)
     train(folder, microbatches=0, gpus=1, resume_override="gpus")
-
-
-def test_threads_follow_replicas_that_may_change_and_nothing_else():
-    """They decide bits, and `job.share_cores` chooses them by replicas and cores."""
-    earlier = dataclasses.asdict(config.TrainConfig(gpus=2, intra_op_threads=2))
-    now = config.TrainConfig(gpus=4, intra_op_threads=1, resume_override="gpus")
-    resuming.check_settings(earlier, now)
-    other_machine = config.TrainConfig(gpus=2, intra_op_threads=1)
-    with pytest.raises(config.InputError, match="intra_op_threads 2, now 1; .*=intra"):
-        resuming.check_settings(earlier, other_machine)
 
 
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_path):

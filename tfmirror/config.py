@@ -66,7 +66,7 @@ class TrainConfig:
     limit_eval_examples: int = 0  # 0: all
     gpus: int = 0  # 0: all there are, or NUM_STAND_INS
     device_type: str = "auto"
-    intra_op_threads: int = 0  # of one operation on CPUs; 0: job.share_cores
+    intra_op_threads: int = 0  # of one operation on CPUs; 0: all cores, or one
     inter_op_threads: int = 0  # operations on CPUs at a time; 0: all cores
     all_reduce: str = "auto"
     pack_mb: float = 0.0  # megabytes of gradients in a message; 0: as the strategy does
@@ -133,26 +133,29 @@ def check(settings):
     require_one_of((None, *INITS), "init", settings.init)
     require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
     require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
-    if settings.batch_norm == "sync" and (
-        settings.microbatches or settings.microbatches_per_replica
-    ):
+    if settings.batch_norm == "sync" and fixes_microbatches(settings):
         raise InputError(
             "batch_norm=sync can't be given with microbatches, which are computed one "
             "after the other: drop one"
         )
 
 
+def fixes_microbatches(settings):
+    """Returns whether microbatches are the same for any number of replicas."""
+    return bool(settings.microbatches or settings.microbatches_per_replica)
+
+
 def _check_device_options(settings):
     """Raises InputError at the first wrong one of threads and reduction."""
     for name in ("intra_op_threads", "inter_op_threads"):
         value = getattr(settings, name)
-        require(value >= 0, name, value, "at least 0 (0: all cores)")
+        require(value >= 0, name, value, "at least 0 (0: chosen)")
     require_one_of(ALL_REDUCES, "all_reduce", settings.all_reduce)
     size = settings.pack_mb
     is_met = math.isfinite(size) and size >= 0
     require(is_met, "pack_mb", size, "at least 0 (0: as the strategy does)")
     is_other = settings.all_reduce != "auto" or size
-    if is_other and (settings.microbatches or settings.microbatches_per_replica):
+    if is_other and fixes_microbatches(settings):
         raise InputError(
             "all_reduce and pack_mb are of the strategy's reduction, in whose place "
             "microbatches are added in a fixed tree: drop one"

@@ -41,8 +41,8 @@ HELP = {
         f"({command_config.MOST_REPLICAS_TO_VERIFY} to verify)",
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
-        "intra_op_threads": "threads of one operation on CPUs; 0: all cores, or with "
-        "microbatches=0 each replica's share of them",
+        "intra_op_threads": "threads of one operation on CPUs; 0: one a core, or one "
+        "if there is a replica for each core and microbatches are not fixed",
         "inter_op_threads": "operations on CPUs at a time; 0: one a core",
         "all_reduce": "how the strategy adds gradients: nccl, hierarchical (within "
         "groups of GPUs first), one_device; auto: nccl on GPUs, else one_device",

@@ -11,7 +11,8 @@ def main(settings):
     """Trains, and leaves a run directory."""
     from tfmirror.training import job, run
 
-    run.train(job.share_cores(settings))
+    job.choose_threads(settings)
+    run.train(settings)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def measure(works, *, repetitions, seconds, torch_python="", say=print):
                     raise
                 missing.append(str(error))
                 say(f"left out: {error}")
-        speeds = _take_turns(started, repetitions, seconds)
+        speeds = take_turns(started, repetitions, seconds)
         found = [
             Measured(c.work, tuple(speeds[c]), c.start_seconds, c.ready, **_asked(c))
             for c in started
@@ -76,8 +76,13 @@ def measure(works, *, repetitions, seconds, torch_python="", say=print):
     return found, missing
 
 
-def _take_turns(started, repetitions, seconds):
-    """Returns {contender: images a second of each of its turns}."""
+def take_turns(started, repetitions, seconds):
+    """Returns {contender: images a second of each of its turns}.
+
+    Args:
+      started: contenders.Contenders.
+      repetitions, seconds: as of `measure`.
+    """
     num_steps = {}
     for contender in started:
         contender.ask(WARM_UP_STEPS)

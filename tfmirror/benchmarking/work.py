@@ -18,8 +18,8 @@ class Work:
     global_batch_size: int
     precision: str
     microbatches: int = 0  # of tfmirror
-    intra_op_threads: int = 0  # 0: one a core that it may use
-    inter_op_threads: int = 0  # 0: the same; PyTorch has none
+    intra_op_threads: int = 0  # 0: as the contender chooses
+    inter_op_threads: int = 0  # 0: one a core; PyTorch has none
     device_type: str = "auto"
     num_cores: int = 0  # that its process may use; 0: all
 

@@ -16,8 +16,6 @@ from tfmirror import config
 from tfmirror.benchmarking.work import Work
 
 PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
-MATRIX_SIDE = 2048
-PRODUCTS = 4  # in one call, by all devices together if they are no more
 STEPS_A_CHECK = 100  # of the contender drift_check
 REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
 
@@ -48,7 +46,9 @@ def answer(contender, work, question):
     if question == "memory":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
     if question == "roof":
-        return matrix_product_rate(contender.job.devices.names, work.precision)
+        from tfmirror.benchmarking import roof
+
+        return roof.matrix_product_rate(contender.job.devices.names, work.precision)
     if question == "parts":
         return contender.parts()
     return contender.run(question)
@@ -62,7 +62,8 @@ class Tfmirror:
         from tfmirror.parallel import step
         from tfmirror.training import environment, job
 
-        chosen, settings = job.choose(job.share_cores(train_config(work)))
+        job.choose_threads(train_config(work))
+        chosen, settings = job.choose(train_config(work))
         self.step, self.job = step, job.prepare(settings, chosen)
         self.segment = self.job.train_segments[0]
         if self.segment.global_batch_size != work.global_batch_size:
@@ -262,42 +263,6 @@ def per_step(steps, seconds=0.5):
     return (
         statistics.median(parts.timed(steps, num_steps) for _ in range(3)) / num_steps
     )
-
-
-def matrix_product_rate(device_names, precision):
-    """Returns operations a second of large matrix products, on all devices at once.
-
-    Logical CPU devices share the cores of the process, and each has as many threads as
-    in training.
-    """
-    import tensorflow as tf
-
-    side = MATRIX_SIDE
-    products = max(1, PRODUCTS // len(device_names))  # of each
-    a, b = (
-        tf.cast(tf.random.stateless_normal([side, side], [0, k]), precision)
-        for k in (1, 2)
-    )
-    a /= tf.cast(side**0.5, a.dtype)  # so that products stay as large as b
-
-    @tf.function
-    def multiply():
-        corners = []
-        for name in device_names:
-            with tf.device(name):
-                product = b
-                for _ in range(products):
-                    product = tf.matmul(a, product)
-                corners.append(product[0, 0])
-        return tf.add_n(corners)
-
-    float(multiply())
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        float(multiply())
-        times.append(time.perf_counter() - start)
-    return len(device_names) * products * 2 * side**3 / statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -31,22 +31,23 @@ class Use(typing.NamedTuple):
 def leave_out(model):
     """Lets the first layer of `model` take only the pixels that logits depend on.
 
-    Logits and gradients are as before. The layer's `call` is replaced, see
-    `layer_calls`.
+    Logits are as before, gradients but for rounding. What the first layers give is
+    smaller than they say, so that no other model may share them. The first one's
+    `call` is replaced, see `layer_calls`.
     """
     uses = leading_uses(model)
     if any(use.outputs != use.layer.output.shape[1:3] for use in uses):
-        take = functools.partial(_call, uses[0].inputs)
-        layer_calls.replace(uses[0].layer, take)
+        whole, used = uses[0].layer.input.shape[1:3], uses[0].inputs
+        layer_calls.replace(uses[0].layer, functools.partial(_call, whole, used))
 
 
 def leading_uses(model):
     """Returns the Uses of the windows that a Sequential begins with, in order.
 
     The last one's outputs are needed whole, since what follows may look at all of them.
-    A model of another kind has none.
+    A model of another kind has none, nor one of images of any size.
     """
-    if not isinstance(model, keras.Sequential):
+    if not isinstance(model, keras.Sequential) or None in model.input_shape[1:3]:
         return []
     windows = list(itertools.takewhile(_is_window, model.layers))
     uses = []
@@ -85,7 +86,12 @@ def _inputs_of(layer, outputs):
     )
 
 
-def _call(sides, layer, inputs):
-    """Does what `layer`'s own `call` does with the upper left of its inputs."""
-    height, width = sides
-    return type(layer).call(layer, inputs[:, :height, :width, :])
+def _call(whole, used, layer, inputs):
+    """Does what `layer`'s own `call` does with the upper left of its inputs.
+
+    Args:
+      whole, used: (height, width) of the inputs, and of what is taken of them.
+    """
+    if tuple(inputs.shape[1:3]) != whole:  # what later layers would not see any more
+        raise ValueError(f"{layer.name} takes images of {whole}: got {inputs.shape}")
+    return type(layer).call(layer, inputs[:, : used[0], : used[1], :])

@@ -4,6 +4,7 @@ devices = choose(num_gpus=2)
 strategy = make_strategy(devices)
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -109,7 +110,7 @@ REDUCTIONS = {
 
 
 def set_threads(intra_op, inter_op):
-    """Lets an operation, and operations at a time, have so many threads; 0: all cores.
+    """Lets an operation, and operations at a time, have so many threads; 0: as it is.
 
     Raises:
       InputError: TensorFlow's runtime runs with others already.
@@ -117,9 +118,9 @@ def set_threads(intra_op, inter_op):
     threading = tf.config.threading
     try:
         # Once the runtime has started even the same numbers are refused.
-        if threading.get_intra_op_parallelism_threads() != intra_op:
+        if intra_op and threading.get_intra_op_parallelism_threads() != intra_op:
             threading.set_intra_op_parallelism_threads(intra_op)
-        if threading.get_inter_op_parallelism_threads() != inter_op:
+        if inter_op and threading.get_inter_op_parallelism_threads() != inter_op:
             threading.set_inter_op_parallelism_threads(inter_op)
     except RuntimeError as error:
         raise config.InputError(
@@ -128,15 +129,17 @@ def set_threads(intra_op, inter_op):
         ) from error
 
 
-def threads_of_one_replica(devices):
-    """Returns how many threads an operation gets if replicas share the cores; 0: all.
+def keep_operations_apart(devices):
+    """Lets each operation run in one thread, if replicas alone keep all cores busy.
 
-    With more it waits for threads that another replica's operation occupies, which
-    cost the CNN 13 to 20 % on two cores (BUILD_NOTES.md). GPUs are left alone.
+    TensorFlow has one pool of threads for the operations of all logical CPU devices.
+    With more than one in it, an operation waits for threads that another replica's
+    occupies: 12 % of the CNN's speed on two cores (BUILD_NOTES.md). For who has the
+    process to itself: once TensorFlow runs, its threads stay as they are.
     """
-    if not devices.are_stand_ins or devices.num_replicas == 1:
-        return 0
-    return max(1, hardware.num_cores() // devices.num_replicas)
+    if devices.are_stand_ins and devices.num_replicas >= hardware.num_cores() > 1:
+        with contextlib.suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def make_usual_strategy(devices):

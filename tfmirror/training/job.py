@@ -81,27 +81,21 @@ class Job:
             yield f"replica {replica_id} on {name}: {int(count.numpy())} steps taken"
 
 
-def share_cores(settings):
-    """Returns checked `settings` with the threads of an operation chosen and set.
+def choose_threads(settings):
+    """Sets TensorFlow's threads for the one run of a process, unless `settings` do.
 
-    Only for who has the process to itself: they can't be changed once TensorFlow runs,
-    and the next run of the process may have another number of replicas. If it runs
-    already they stay as they are. So they do where microbatches are to give the same
-    bits on any number of replicas, since oneDNN adds kernel gradients by thread.
+    Microbatches that are to give the same bits on any number of replicas keep them as
+    they are: oneDNN adds a kernel's gradient by thread.
+
+    Args:
+      settings: checked config.TrainConfig.
 
     Raises:
       InputError: the machine has not the devices that are asked for.
     """
-    has_fixed_bits = settings.microbatches or settings.microbatches_per_replica
-    if settings.intra_op_threads or has_fixed_bits:
-        return settings
-    chosen = devices.choose(settings.gpus, settings.device_type)
-    threads = devices.threads_of_one_replica(chosen)
-    try:
-        devices.set_threads(threads, settings.inter_op_threads)
-    except config.InputError:
-        return settings
-    return dataclasses.replace(settings, intra_op_threads=threads)
+    if not settings.intra_op_threads and not config.fixes_microbatches(settings):
+        chosen = devices.choose(settings.gpus, settings.device_type)
+        devices.keep_operations_apart(chosen)
 
 
 def choose(settings):

@@ -91,7 +91,7 @@ def check_settings(earlier, settings):
     """Raises InputError unless a run of `earlier` settings may go on with `settings`.
 
     On another number of replicas it may if its microbatches are fixed, since the number
-    then changes no bit. If that is overridden otherwise, threads may follow it.
+    then changes no bit.
 
     Args:
       earlier: {name: value}, resolved.
@@ -99,8 +99,6 @@ def check_settings(earlier, settings):
     allowed = set(config.split_names(settings.resume_override)) | FREE
     if settings.microbatches:
         allowed.add("gpus")
-    elif "gpus" in allowed:
-        allowed.add("intra_op_threads")
     wanted = dataclasses.asdict(settings)
     differing = [n for n in wanted if n not in allowed and wanted[n] != earlier.get(n)]
     if not differing:
