@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 from statistics import median
 
-from tfmirror import command, config
+from tfmirror import command, config, metrics
 
 # Replicas, global batch and learning rate, as the chapter trains them.
 SETTINGS = ("gpus", "global_batch_size", "learning_rate")
@@ -41,8 +41,8 @@ def check(settings):
 
 def train_config(settings, setup):
     """Returns the config.TrainConfig of one of RUNS."""
-    own = dict(zip(SETTINGS, setup, strict=True))
-    own |= {"workdir": f"{settings.workdir}/{setup[0]} replicas", "resume": "auto"}
+    own = dict(zip(SETTINGS, setup, strict=True)) | {"resume": "auto"}
+    own["workdir"] = f"{settings.workdir}/{metrics.replicas_text(setup[0])}"
     return config.TrainConfig(model="resnet18", **dataclasses.asdict(settings) | own)
 
 

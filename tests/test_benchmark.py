@@ -258,7 +258,7 @@ def test_the_plot_draws_the_ideal_beside_each_series():
 
 
 def test_gpus_are_not_compared_with_a_peer_on_cpus(monkeypatch, capsys):
-    monkeypatch.setattr(hardware, "has_gpus", lambda: True)
+    monkeypatch.setattr(hardware, "has_nvidia_driver", lambda: True)
     argv = ["--peer=torch_ddp", "--torch_python=python"]
     code, out, err = call(capsys, *argv)
     assert (code, out) == (2, "") and "torch_ddp runs on CPUs alone" in err

@@ -6,7 +6,7 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tfmirror import config
+from tfmirror import config, hardware
 from tfmirror.parallel import devices
 from tfmirror.training import job
 
@@ -23,7 +23,7 @@ def fake_machine(monkeypatch):
             return ["gpu"] * num_gpus if device_type == "GPU" else real(device_type)
 
         monkeypatch.setattr(tf.config, "list_physical_devices", fake)
-        monkeypatch.setattr(devices, "_is_driver_visible", lambda: has_driver)
+        monkeypatch.setattr(hardware, "has_nvidia_driver", lambda: has_driver)
 
     return make
 
@@ -69,18 +69,6 @@ def test_choose_says_what_is_there(
     fake_machine(there, has_driver)
     with pytest.raises(config.InputError, match=says):
         devices.choose(num_gpus, device_type)
-
-
-def test_a_driver_whose_gpus_are_hidden_on_purpose_is_none(monkeypatch, tmp_path):
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: NVIDIA")
-    monkeypatch.setattr(devices, "NVIDIA_DRIVER", driver)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert not devices._is_driver_visible()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert devices._is_driver_visible()
-    driver.unlink()
-    assert not devices._is_driver_visible()
 
 
 def test_describe_says_loudly_that_cpus_stand_in():

@@ -164,7 +164,7 @@ def test_the_command_writes_page_and_picture(tmp_path, capsys):
     assert target.with_suffix(".png").read_bytes().startswith(PNG)
     assert target.read_text().startswith("<!doctype html>")
     out = capsys.readouterr().out
-    assert "1 a b: 1 replicas, 2 epochs, 100 images/s" in out
+    assert "1 a b: 1 replica, 2 epochs, 100 images/s" in out
     assert f"wrote {target}" in out
 
 

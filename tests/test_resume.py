@@ -9,7 +9,7 @@ import pytest
 
 from tfmirror import config
 from tfmirror.reporting import runs
-from tfmirror.training import interruption, run
+from tfmirror.training import interruption, resuming, run
 
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
@@ -97,7 +97,8 @@ def test_stopped_on_four_and_on_one_it_ends_on_two_to_the_bit(
     assert without_times(resumed) == without_times(whole)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["num_replicas"] == 2 and whole["num_replicas"] == 4
-    assert "resumed from" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "resumed from" in out and "warning" not in out
     assert runs.read(folder).values("epoch") == [1, 2]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
@@ -224,6 +225,41 @@ def test_without_a_fixed_tree_another_number_of_replicas_must_be_asked_for(
     with pytest.raises(config.InputError, match="gpus 2, now 1; .*=gpus"):
         train(folder, microbatches=0, gpus=1)
     train(folder, microbatches=0, gpus=1, resume_override="gpus")
+
+
+def test_another_processor_or_other_threads_are_warned_of(
+    tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "run"
+    stop(monkeypatch, folder, 3)
+    path = folder / "environment.json"
+    described = json.loads(path.read_text())
+    changes = {"cpu_model": "Other", "intra_op_threads": 99, "python": "3.99"}
+    path.write_text(json.dumps(described | changes))
+    checkpoint = next((folder / "checkpoints").iterdir())
+    elsewhere = {"workdir": str(tmp_path / "other"), "resume": str(checkpoint)}
+    for changed in ({}, elsewhere):
+        capsys.readouterr()
+        train(folder, **changed)
+        warnings = [
+            line for line in capsys.readouterr().out.splitlines() if "warning" in line
+        ]
+        assert warnings == [
+            f"warning: cpu_model was Other, now {described['cpu_model']}: "
+            "last bits may differ",
+            f"warning: threads was 99, now {described['num_cpus']}: "
+            "last bits may differ",
+        ]
+        path.write_text(json.dumps(described | changes))
+
+
+def test_a_run_from_before_a_setting_was_there_had_its_default():
+    earlier = dataclasses.asdict(SETTINGS)
+    del earlier["pack_mb"]
+    resuming.check_settings(earlier, SETTINGS)
+    now = dataclasses.replace(SETTINGS, pack_mb=2.0)
+    with pytest.raises(config.InputError, match="other settings: pack_mb 0.0, now 2.0"):
+        resuming.check_settings(earlier, now)
 
 
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_path):

@@ -117,19 +117,6 @@ def test_the_environment_is_plain_values():
         assert key in described
 
 
-def test_parse_cpuinfo_takes_the_first_processor():
-    text = (
-        "processor\t: 0\nmodel name\t: Big CPU @ 2GHz\n"
-        "flags\t\t: fpu avx512f amx_tile sse\n"
-        "\nprocessor\t: 1\nmodel name\t: Other\nflags\t: avx\n"
-    )
-    assert hardware.parse_cpuinfo(text) == {
-        "model": "Big CPU @ 2GHz",
-        "flags": ["amx_tile", "avx512f"],
-    }
-    assert hardware.parse_cpuinfo("") == {"model": "", "flags": []}
-
-
 @pytest.mark.parametrize(
     ("flag", "warns"), [("amx_bf16", False), ("avx512_bf16", False), ("avx2", True)]
 )

@@ -79,25 +79,26 @@ def test_windows_of_all_kinds_are_followed():
         np.testing.assert_allclose(other, one, atol=1e-5 * np.abs(one).max())
 
 
-@pytest.mark.parametrize(
-    "between",
-    [
-        LAYERS.BatchNormalization(),  # whose statistics see every pixel
-        LAYERS.Dropout(0.5),  # whose masks depend on the shape
-        LAYERS.Conv2D(2, 3, padding="same"),
-        LAYERS.Conv2D(2, 3, activity_regularizer="l2"),
-        LAYERS.Conv2D(2, 3, activation=lambda x: x - tf.reduce_mean(x)),
-    ],
-    ids=["batch_norm", "dropout", "same", "regularized", "any_function"],
-)
-def test_what_may_look_at_every_pixel_is_given_all(between):
+NEED_ALL = {
+    "statistics of every pixel": LAYERS.BatchNormalization,
+    "masks that depend on the shape": lambda: LAYERS.Dropout(0.5),
+    "same": lambda: LAYERS.Conv2D(2, 3, padding="same"),
+    "a pool, same": lambda: LAYERS.MaxPooling2D(2, strides=1, padding="same"),
+    "a class of its own": lambda: type("Own", (LAYERS.Conv2D,), {})(2, 3),
+    "regularized": lambda: LAYERS.Conv2D(2, 3, activity_regularizer="l2"),
+    "any function": lambda: LAYERS.Conv2D(2, 3, activation=tf.nn.softmax),
+}
+
+
+@pytest.mark.parametrize("make_layer", NEED_ALL.values(), ids=NEED_ALL)
+def test_what_may_look_at_every_pixel_is_given_all(make_layer):
     """The first convolution has 6 x 6 outputs, or 4 x 4 then; the pool drops some."""
 
     def make(*between):
         layers = [LAYERS.Conv2D(2, 3), *between, LAYERS.MaxPooling2D(3, strides=2)]
         return keras.Sequential([keras.Input((8, 8, 1)), *layers, LAYERS.Flatten()])
 
-    model, without = make(between), make()
+    model, without = make(make_layer()), make()
     unused_pixels.leave_out(model)
     assert not any("call" in vars(layer) for layer in model.layers)
     unused_pixels.leave_out(without)
@@ -110,3 +111,19 @@ def test_models_that_need_all_pixels_are_left_as_they_are(name):
     convolutions = [x for x in model.layers if isinstance(x, LAYERS.Conv2D)]
     assert convolutions
     assert not any("call" in vars(layer) for layer in convolutions)
+
+
+def test_images_of_another_size_are_refused_and_not_cut():
+    model = models.build("cnn", (28, 28, 1), 10)
+    with pytest.raises(ValueError, match=r"conv1 takes images of \(28, 28\): got"):
+        model(tf.zeros([1, 32, 32, 1]))
+
+
+def test_what_a_stride_leaves_out_anyway_and_images_of_any_size_are_not_cut():
+    strided = keras.Sequential([keras.Input((8, 8, 1)), LAYERS.Conv2D(2, 3, strides=2)])
+    of_any_size = keras.Sequential(
+        [keras.Input((None, None, 1)), LAYERS.Conv2D(2, 3), LAYERS.MaxPooling2D(2)]
+    )
+    for model in (strided, of_any_size):
+        unused_pixels.leave_out(model)
+        assert "call" not in vars(model.layers[0])

@@ -113,7 +113,7 @@ def batch_sizes(settings, num_replicas):
 
 def uses_gpus(settings):
     """Returns whether our contenders run on GPUs."""
-    return settings.device_type != "cpu" and hardware.has_gpus()
+    return settings.device_type != "cpu" and hardware.has_nvidia_driver()
 
 
 def ideal_grows(settings):

@@ -4,18 +4,20 @@ import os
 import pathlib
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
-NVIDIA_DEVICES = pathlib.Path("/proc/driver/nvidia/gpus")
+NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 # What decides TensorFlow's speed on x86 processors, as Linux writes it.
 CPU_FLAG_PREFIXES = ("avx", "amx", "fma")
-BFLOAT16_MATRIX_UNITS = frozenset({"amx_bf16"})
-BFLOAT16 = BFLOAT16_MATRIX_UNITS | {"avx512_bf16", "avx_ne_convert"}
+# Instructions for bfloat16: for matrices, and any. Without them TensorFlow 2.21 falls
+# back to kernels of its own (BUILD_NOTES.md).
+BFLOAT16_MATRIX_FLAGS = frozenset({"amx_bf16"})
+BFLOAT16_FLAGS = BFLOAT16_MATRIX_FLAGS | {"avx512_bf16", "avx_ne_convert"}
 
 
-def has_gpus():
-    """Returns whether NVIDIA GPUs are there, and not hidden on purpose."""
+def has_nvidia_driver():
+    """Returns whether NVIDIA's driver is there, with GPUs not hidden on purpose."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return NVIDIA_DEVICES.is_dir() and any(NVIDIA_DEVICES.iterdir()) and not hidden
+    return NVIDIA_DRIVER.exists() and not hidden
 
 
 def num_cores():

@@ -40,6 +40,11 @@ class Totals:
         return self.num_correct / self.num_examples
 
 
+def replicas_text(count):
+    """Returns "1 replica", "2 replicas", ..."""
+    return f"{count} replica{'' if count == 1 else 's'}"
+
+
 def median_and_range(values, digits=4):
     """Returns "median (least to most)" of several runs' figures, for tables."""
     median, least, most = (

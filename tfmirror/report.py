@@ -6,7 +6,7 @@ python -m tfmirror.report runs/* --html_file=comparison.html
 The page needs nothing beside it; the picture in it is also written as a PNG file.
 """
 
-from tfmirror import command, command_config, config
+from tfmirror import command, command_config, config, metrics
 
 
 def main(settings):
@@ -34,9 +34,8 @@ def main(settings):
 
 def describe(row):
     """Returns a comparison.Row as a line."""
-    parts = [
-        f"{row.number} {row.run.name}: {row.run.num_replicas} replicas, {row.state}"
-    ]
+    replicas = metrics.replicas_text(row.run.num_replicas)
+    parts = [f"{row.number} {row.run.name}: {replicas}, {row.state}"]
     if row.images_per_second:
         parts.append(f"{row.images_per_second:,.0f} images/s")
         parts.append(f"speed-up {row.speed_up:.2f} over run {row.baseline}")

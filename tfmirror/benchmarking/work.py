@@ -5,6 +5,8 @@ Plain values that are handed to a process of its own as JSON; see `contenders`.
 
 import dataclasses
 
+from tfmirror import metrics
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
@@ -26,9 +28,9 @@ class Work:
     @property
     def name(self):
         """What it is, for people."""
-        replicas = "replica" if self.num_replicas == 1 else "replicas"
+        replicas = metrics.replicas_text(self.num_replicas)
         text = (
-            f"{self.contender}, {self.model}, {self.num_replicas} {replicas}, batch "
+            f"{self.contender}, {self.model}, {replicas}, batch "
             f"{self.global_batch_size}, {self.precision}"
         )
         if self.microbatches and self.contender == "tfmirror":

@@ -30,7 +30,7 @@ def use_matrix_products(model):
     The layer's `call` is replaced, see `layer_calls`. Values and gradients are the same
     to rounding.
     """
-    has_units = hardware.cpu_has_any(hardware.BFLOAT16_MATRIX_UNITS)
+    has_units = hardware.cpu_has_any(hardware.BFLOAT16_MATRIX_FLAGS)
     largest_side = LARGEST_SIDE_OF_MATRIX_UNITS if has_units else LARGEST_SIDE
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and _gains(layer, largest_side):

@@ -6,8 +6,6 @@ strategy = make_strategy(devices)
 
 import contextlib
 import dataclasses
-import os
-import pathlib
 
 import tensorflow as tf
 
@@ -18,8 +16,6 @@ from tfmirror.parallel import memory
 # cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
 # runs with other numbers of replicas later in the same process.
 MIN_LOGICAL_CPUS = 8
-
-NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +55,7 @@ def choose(num_gpus, device_type="auto", keeps_memory=True):
         [] if device_type == "cpu" else tf.config.list_physical_devices("GPU")
     )
     wants_gpus = device_type == "gpu" or (
-        device_type == "auto" and (physical_gpus or _is_driver_visible())
+        device_type == "auto" and (physical_gpus or hardware.has_nvidia_driver())
     )
     if not wants_gpus:
         count = num_gpus or config.NUM_STAND_INS
@@ -134,7 +130,7 @@ def keep_operations_apart(devices):
 
     TensorFlow has one pool of threads for the operations of all logical CPU devices.
     With more than one in it, an operation waits for threads that another replica's
-    occupies: 12 % of the CNN's speed on two cores (BUILD_NOTES.md). For who has the
+    occupies: a sixth of the CNN's speed on two cores (BUILD_NOTES.md). For who has the
     process to itself: once TensorFlow runs, its threads stay as they are.
     """
     if devices.are_stand_ins and devices.num_replicas >= hardware.num_cores() > 1:
@@ -162,19 +158,13 @@ def use_deterministic_operations():
     tf.config.experimental.enable_op_determinism()
 
 
-def _is_driver_visible():
-    """Returns whether an NVIDIA driver is there, with GPUs not hidden on purpose."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    return NVIDIA_DRIVER.exists() and not hidden
-
-
 def _too_few_gpus(num_gpus, num_found):
     """Returns the message that says what is there and what can be done."""
     asked = num_gpus or "at least 1"
     message = f"gpus: {asked} asked for, but TensorFlow sees {num_found}"
     if num_found:
         return f"{message}; ask for --gpus={num_found}, or for --device_type=cpu"
-    if _is_driver_visible():
+    if hardware.has_nvidia_driver():
         return (
             f"{message} although an NVIDIA driver is there; install the CUDA libraries "
             "with pip install 'tfmirror[cuda]', or ask for --device_type=cpu"

@@ -19,7 +19,8 @@ def first_lines(job):
         f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
         f"source: {dataset.source}",
         f"devices: {job.devices.describe()}",
-        f"steps an epoch: {sizes} examples on {job.devices.num_replicas} replicas",
+        f"steps an epoch: {sizes} examples on "
+        f"{metrics.replicas_text(job.devices.num_replicas)}",
         added,
         f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
         f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
@@ -48,7 +49,9 @@ def extra_lines(settings):
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
         mirrored = "mirrored at random" if flips else "not mirrored"
         lines.append(f"augmented: random crops of the padded images, {mirrored}")
-    if settings.precision == "bfloat16" and not hardware.cpu_has_any(hardware.BFLOAT16):
+    if settings.precision == "bfloat16" and not hardware.cpu_has_any(
+        hardware.BFLOAT16_FLAGS
+    ):
         lines.append(
             "warning: this processor has no instructions for bfloat16 (AMX, "
             "AVX512_BF16), which then takes many times as long as float32"

@@ -19,6 +19,10 @@ FREE = frozenset(
     "microbatches_per_replica per_replica_batch_size".split()
 )
 
+# What decides beside them how the last bits are rounded, in environment.json; threads
+# do as well.
+DECIDING = ("tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices")
+
 
 @dataclasses.dataclass(frozen=True)
 class Earlier:
@@ -27,6 +31,7 @@ class Earlier:
     directory: pathlib.Path | None = None  # to go on in; None: in a new one
     state: State | None = None  # None: nothing is to be restored
     summary: dict | None = None  # of a run that needs nothing more
+    environment: dict | None = None  # what it ran on
 
 
 def find(settings, warn):
@@ -41,9 +46,11 @@ def find(settings, warn):
     if settings.resume == "never":
         return Earlier()
     if settings.resume != "auto":
-        state = _read_given(config.expand_path("resume", settings.resume), warn)
+        path = config.expand_path("resume", settings.resume)
+        state = _read_given(path, warn)
         check_settings(state.settings, settings)
-        return Earlier(state=state)
+        run_directory = path if path.is_dir() else path.resolve().parent.parent
+        return Earlier(state=state, environment=_read_environment(run_directory))
     directory = config.expand_path("workdir", settings.workdir)
     if not (directory / "config.json").exists():
         return Earlier()
@@ -61,7 +68,8 @@ def find(settings, warn):
         )
     else:
         warn(f"no checkpoint in {directory}: the run starts anew")
-    return Earlier(directory, state)
+    environment = _read_environment(directory) if state else None
+    return Earlier(directory, state, environment=environment)
 
 
 def _read_given(path, warn):
@@ -87,6 +95,32 @@ def _read_json(path):
         raise config.InputError(f"{path} is damaged ({error})") from error
 
 
+def _read_environment(directory):
+    """Returns what environment.json of a run directory holds; None: it is not there."""
+    path = directory / "environment.json"
+    return _read_json(path) if path.exists() else None
+
+
+def environment_changes(earlier, now):
+    """Returns what may round otherwise in `now` than in `earlier`, as lines for people.
+
+    Args:
+      earlier, now: of environment.describe; None: not known.
+    """
+    if not earlier:
+        return []
+    then, here = (
+        {name: e.get(name) for name in DECIDING}
+        | {"threads": e.get("intra_op_threads") or e.get("num_cpus")}
+        for e in (earlier, now)
+    )
+    return [
+        f"warning: {name} was {then[name]}, now {here[name]}: last bits may differ"
+        for name in then
+        if then[name] != here[name]
+    ]
+
+
 def check_settings(earlier, settings):
     """Raises InputError unless a run of `earlier` settings may go on with `settings`.
 
@@ -94,16 +128,18 @@ def check_settings(earlier, settings):
     then changes no bit.
 
     Args:
-      earlier: {name: value}, resolved.
+      earlier: {name: value}, resolved. What it lacks had its default's effect before
+        it became a setting.
     """
+    earlier = dataclasses.asdict(config.TrainConfig()) | earlier
     allowed = set(config.split_names(settings.resume_override)) | FREE
     if settings.microbatches:
         allowed.add("gpus")
     wanted = dataclasses.asdict(settings)
-    differing = [n for n in wanted if n not in allowed and wanted[n] != earlier.get(n)]
+    differing = [n for n in wanted if n not in allowed and wanted[n] != earlier[n]]
     if not differing:
         return
-    listed = "; ".join(f"{n} {earlier.get(n)!r}, now {wanted[n]!r}" for n in differing)
+    listed = "; ".join(f"{n} {earlier[n]!r}, now {wanted[n]!r}" for n in differing)
     advice = "give the same as then"
     if set(differing) <= set(config.OVERRIDABLE):
         advice += f", or --resume_override={','.join(differing)}"

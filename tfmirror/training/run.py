@@ -51,6 +51,9 @@ def train(settings):
     if earlier.summary:
         show.line(f"finished already: {earlier.directory}")
         return earlier.summary | {"workdir": str(earlier.directory)}
+    now = environment.describe(chosen)
+    for line in resuming.environment_changes(earlier.environment, now):
+        show.line(line)
     if not earlier.directory:
         writers.check_is_free(settings.workdir)
     job = jobs.prepare(settings, chosen, earlier.state)
