@@ -6,7 +6,7 @@ import struct
 import keras
 import numpy as np
 
-from tfmirror import models
+from tfmirror import command, models
 from tfmirror.data import datasets, idx
 from tfmirror.parallel import devices, microbatches, updates
 
@@ -127,3 +127,18 @@ def faults(content, other):
     yield "bytes added", content + b"\0"
     yield "another file's", other
     yield "text", b"{}" * 100
+
+
+def make_call(main, settings_class, check):
+    """Returns a function of (capsys, *arguments) that calls a command.
+
+    It gives (exit code, standard output, standard error).
+    """
+
+    def call(capsys, *argv):
+        code = command.exit_code(
+            main, settings_class, "", check, [str(a) for a in argv]
+        )
+        return (code, *capsys.readouterr())
+
+    return call

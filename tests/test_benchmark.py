@@ -7,8 +7,9 @@ import json
 import numpy as np
 import PIL.Image
 import pytest
+from helpers import make_call
 
-from tfmirror import benchmark, command, command_config, config, hardware, models
+from tfmirror import benchmark, command_config, config, hardware, models
 from tfmirror.benchmarking import (
     contenders,
     measuring,
@@ -110,16 +111,9 @@ def test_ratios_are_paired_and_have_their_ideal(grows, ideal):
     assert found[1].median == 2.0  # of 0.67, 2 and 2: turn by turn
 
 
-def call(capsys, *argv):
-    """Returns (exit code, standard output, standard error) of the command."""
-    code = command.exit_code(
-        benchmark.main,
-        command_config.BenchmarkConfig,
-        "",
-        command_config.check_benchmark,
-        argv,
-    )
-    return (code, *capsys.readouterr())
+call = make_call(
+    benchmark.main, command_config.BenchmarkConfig, command_config.check_benchmark
+)
 
 
 def test_real_processes_are_measured(tmp_path, capsys):

@@ -4,21 +4,14 @@ import json
 import shutil
 
 import pytest
+from helpers import make_call, make_examples, write_idx_folder
 
-from tfmirror import command, command_config, config, evaluate
+from tfmirror import command_config, config, evaluate
 from tfmirror.training import run
 
-
-def call(capsys, *argv):
-    """Returns (exit code, standard output, standard error) of the command."""
-    code = command.exit_code(
-        evaluate.main,
-        command_config.EvaluateConfig,
-        "",
-        command_config.check_evaluate,
-        argv,
-    )
-    return (code, *capsys.readouterr())
+call = make_call(
+    evaluate.main, command_config.EvaluateConfig, command_config.check_evaluate
+)
 
 
 def last_record(folder):
@@ -93,7 +86,6 @@ def test_wrong_input_is_one_line(finished_run, capsys, argv, says):
 
 
 def test_data_of_another_shape_are_refused(finished_run, tmp_path, capsys):
-    from helpers import make_examples, write_idx_folder
 
     examples = make_examples(8, shape=(20, 20, 1))
     data = write_idx_folder(tmp_path / "data", examples, examples)

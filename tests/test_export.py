@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import make_examples, make_strategy
+from helpers import make_call, make_examples, make_strategy
 
-from tfmirror import command, command_config, export, models
+from tfmirror import command_config, export, models
 from tfmirror.parallel import prediction
 from tfmirror.training import exporting, trained
 
@@ -50,16 +50,7 @@ def test_plain_keras_and_a_saved_model_predict_the_same_bits(name, precision, tm
     np.testing.assert_array_equal(served["classes"], expected.argmax(axis=1))
 
 
-def call(capsys, *argv):
-    """Returns (exit code, standard output, standard error) of the command."""
-    code = command.exit_code(
-        export.main,
-        command_config.ExportConfig,
-        "",
-        command_config.check_export,
-        [str(a) for a in argv],
-    )
-    return (code, *capsys.readouterr())
+call = make_call(export.main, command_config.ExportConfig, command_config.check_export)
 
 
 def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsys):

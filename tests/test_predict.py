@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import PIL.Image
 import pytest
-from helpers import idx_bytes
+from helpers import idx_bytes, make_call
 
-from tfmirror import command, command_config, predict
+from tfmirror import command_config, predict
 from tfmirror.data import datasets
 
 IMAGES = datasets.load("digits").eval.images[:150]  # more than two pieces of 64
@@ -26,16 +26,9 @@ def files(tmp_path_factory):
     return [str(folder / name) for name in ("0.png", "many", "149.png")]
 
 
-def call(capsys, *argv):
-    """Returns (exit code, standard output, standard error) of the command."""
-    code = command.exit_code(
-        predict.main,
-        command_config.PredictConfig,
-        "",
-        command_config.check_predict,
-        [str(a) for a in argv],
-    )
-    return (code, *capsys.readouterr())
+call = make_call(
+    predict.main, command_config.PredictConfig, command_config.check_predict
+)
 
 
 @pytest.fixture(scope="module")
