@@ -2,8 +2,8 @@
 
 python experiments/time_to_accuracy.py --data_dir=FOLDER_WITH_MNIST --num_seeds=5
 
-Seconds are those of training and of the evaluations on the way, up to the first epoch
-at whose end the accuracy is reached; tracing, which a run does once, stands beside.
+Seconds are those of training and evaluation up to the first epoch that reaches it;
+tracing, which a run does once, stands beside.
 """
 
 import dataclasses
@@ -12,12 +12,8 @@ import itertools
 from tfmirror import command, config, metrics
 
 TITLES = (
-    "preset",
-    "replicas",
-    "reached",
-    "seconds to it: median (range)",
-    "tracing, s",
-    "accuracy at the end: median (range)",
+    "preset | replicas | reached | seconds to it: median (range) | tracing, s "
+    "| accuracy at the end: median (range)"
 )
 
 
@@ -30,7 +26,7 @@ class ExperimentConfig:
     limit_train_examples: int = 0
     gpus: int = 1
     preset: str = dataclasses.field(
-        default="fast", metadata={"help": "of --preset of tfmirror.train"}
+        default="fast", metadata={"help": "as of tfmirror.train"}
     )
     accuracy: float = dataclasses.field(
         default=0.99, metadata={"help": "on the test set, to be reached"}
@@ -43,8 +39,9 @@ class ExperimentConfig:
 
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
-    got = settings.num_seeds
+    got, accuracy = settings.num_seeds, settings.accuracy
     config.require(got >= 1, "num_seeds", got, "at least 1")
+    config.require(0 < accuracy <= 1, "accuracy", accuracy, "more than 0 and at most 1")
     config.require_one_of(config.PRESETS, "preset", settings.preset)
 
 
@@ -57,10 +54,10 @@ def main(settings):
         del shared[name]
     summaries = []
     for seed in range(settings.num_seeds):
-        own = {"seed": seed, "workdir": f"{settings.workdir}/seed{seed}"}
-        summaries.append(run.train(config.TrainConfig(**shared | own)))
-    print(f"| {' | '.join(TITLES)} |\n{'|---' * len(TITLES)}|")
-    print(f"| {' | '.join(cells(settings, summaries))} |")
+        shared |= {"seed": seed, "workdir": f"{settings.workdir}/seed{seed}"}
+        summaries.append(run.train(config.TrainConfig(**shared)))
+    row = cells(settings, summaries)
+    print(f"| {TITLES} |\n{'|---' * len(row)}|\n| {' | '.join(row)} |")
 
 
 def cells(settings, summaries):

@@ -111,6 +111,13 @@ def test_time_to_accuracy_trains_the_preset_with_every_seed(
     assert row.endswith(f"({least:.4f} to {most:.4f}) |")
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 1.5, 99.0])
+def test_an_accuracy_that_no_run_can_have_is_refused_before_training(accuracy, capsys):
+    experiment = load_experiment("time_to_accuracy")
+    assert call(experiment, experiment.ExperimentConfig, f"--accuracy={accuracy}") == 2
+    assert "accuracy must be more than 0 and at most 1" in capsys.readouterr().err
+
+
 def test_seconds_to_an_accuracy_are_those_of_the_first_epoch_that_has_it():
     seconds_to = load_experiment("time_to_accuracy").seconds_to
     epochs = [
