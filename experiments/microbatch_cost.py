@@ -2,9 +2,9 @@
 
 python experiments/microbatch_cost.py --data_dir=FOLDER_WITH_MNIST
 
-Trains the CNN on two replicas with the same global batch cut into 8 microbatches, into
-2, and as the replicas come; each in a process of its own, in turn. Prints the ratios of
-their speeds turn by turn.
+Trains the CNN on one and two replicas with the same global batch cut into 8
+microbatches, into 2, and as the replicas come; each in a process of its own, in turn.
+Prints the ratios of their speeds turn by turn.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from tfmirror import command, config, metrics
 
 GLOBAL_BATCH_SIZES = (128, 512)
 MICROBATCHES = 8
-NUM_REPLICAS = 2
+FEW_MICROBATCHES = 2
+NUMBERS_OF_REPLICAS = (1, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +42,27 @@ def check(settings):
 
 
 def main(settings):
-    """Prints a row for each global batch size."""
+    """Prints a row for each number of replicas and each global batch size."""
     print(
-        f"| microbatches | examples in each | global batch | images/s "
-        f"| against {NUM_REPLICAS} microbatches | against none fixed "
-        "| the same with one thread an operation |\n" + "|---" * 7 + "|"
+        "| replicas | microbatches | examples in each | global batch | images/s "
+        f"| against {FEW_MICROBATCHES} microbatches | against none fixed |\n"
+        + "|---" * 7
+        + "|"
     )
-    for global_batch_size in GLOBAL_BATCH_SIZES:
-        free, few, many, single = speeds(settings, global_batch_size)
-        cells = [MICROBATCHES, global_batch_size // MICROBATCHES, global_batch_size]
-        cells.append(f"{statistics.median(many):,.0f}")
-        for one, other in ((many, few), (many, free), (single, free)):
-            ratios = [a / b for a, b in zip(one, other, strict=True)]
-            cells.append(metrics.median_and_range(ratios, digits=2))
-        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+    for num_replicas in NUMBERS_OF_REPLICAS:
+        for global_batch_size in GLOBAL_BATCH_SIZES:
+            free, few, many = speeds(settings, num_replicas, global_batch_size)
+            examples = global_batch_size // MICROBATCHES
+            cells = [num_replicas, MICROBATCHES, examples, global_batch_size]
+            cells.append(f"{statistics.median(many):,.0f}")
+            for other in (few, free):
+                ratios = [a / b for a, b in zip(many, other, strict=True)]
+                cells.append(metrics.median_and_range(ratios, digits=2))
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
-def speeds(settings, global_batch_size):
-    """Returns images a second of each turn: of none fixed, of few, of many, ..."""
+def speeds(settings, num_replicas, global_batch_size):
+    """Returns images a second of each turn: of none fixed, of few, and of many."""
     from tfmirror.benchmarking import contenders, measuring, work
 
     free = work.Work(
@@ -66,17 +70,14 @@ def speeds(settings, global_batch_size):
         "cnn",
         settings.dataset,
         settings.data_dir,
-        NUM_REPLICAS,
+        num_replicas,
         global_batch_size,
         "float32",
         device_type=settings.device_type,
     )
-    many = dataclasses.replace(free, microbatches=MICROBATCHES)
     works = [
-        free,
-        dataclasses.replace(free, microbatches=NUM_REPLICAS),
-        many,
-        dataclasses.replace(many, intra_op_threads=1),
+        dataclasses.replace(free, microbatches=microbatches)
+        for microbatches in (0, FEW_MICROBATCHES, MICROBATCHES)
     ]
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(contenders.Contender(w)) for w in works]

@@ -139,8 +139,13 @@ def test_threads_are_set_before_tensorflow_runs_or_refused():
         ("gpus=3", 0),  # one pool for all of them: the fourth core is to have work too
         ("gpus=1", 0),
         ("gpus=4, intra_op_threads=3", 3),
-        ("gpus=4, microbatches=4", 0),  # must not follow the replicas
-        ("gpus=4, microbatches_per_replica='2,1,1,1'", 0),
+        # Fixed microbatches: as many as cores, or not, on any number of replicas.
+        ("gpus=1, microbatches=4", 1),
+        ("gpus=8, microbatches=9", 1),
+        ("gpus=1, microbatches=3", 0),
+        ("gpus=3, microbatches_per_replica='1,1,1'", 0),
+        ("gpus=2, microbatches_per_replica='4,1'", 1),
+        ("gpus=1, microbatches=4, intra_op_threads=2", 2),
     ],
 )
 def test_operations_of_replicas_on_all_of_four_cores_are_kept_apart(settings, threads):
@@ -159,6 +164,29 @@ def test_operations_of_replicas_on_all_of_four_cores_are_kept_apart(settings, th
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     assert int(done.stdout) == threads
+
+
+@pytest.mark.parametrize(
+    ("threads", "num_replicas", "are_stand_ins", "expected"),
+    [
+        (1, 1, True, 6),
+        (1, 2, True, 3),
+        (1, 4, True, 1),
+        (1, 8, True, 1),
+        (0, 1, True, 1),  # TensorFlow's own number: an operation has all cores
+        (6, 1, True, 1),
+        (1, 1, False, 1),  # a GPU has memory for one
+    ],
+)
+def test_a_replica_computes_as_many_microbatches_at_once_as_it_has_cores(
+    monkeypatch, threads, num_replicas, are_stand_ins, expected
+):
+    threading = tf.config.threading
+    monkeypatch.setattr(threading, "get_intra_op_parallelism_threads", lambda: threads)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 6)
+    names = tuple(f"X:{k}" for k in range(num_replicas))
+    chosen = devices.Devices(names, are_stand_ins)
+    assert devices.microbatches_at_once(chosen) == expected
 
 
 def test_a_process_that_runs_already_keeps_its_threads():

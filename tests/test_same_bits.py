@@ -39,7 +39,7 @@ def build_small_net(strategy, policy):
         keras.config.set_dtype_policy("float32")
 
 
-def run(shares, *, policy="float32", in_fixed_tree=True):
+def run(shares, *, policy="float32", in_fixed_tree=True, at_once=1):
     """Trains and evaluates; returns (digest of all variables, totals of both passes).
 
     75 examples in batches of 32: the last batch has 11. Evaluation has 41 + 32.
@@ -67,9 +67,14 @@ def run(shares, *, policy="float32", in_fixed_tree=True):
         model,
         update,
         augment=augmentation.make_augment(flips=True, seed=0),
+        at_once=at_once,
     )
     make_eval = functools.partial(
-        step.make_eval_steps, strategy, model, weights=update.evaluated_variables
+        step.make_eval_steps,
+        strategy,
+        model,
+        weights=update.evaluated_variables,
+        at_once=at_once,
     )
     training = segments.make_segments(
         strategy, digits.train, train_plans, make_train, 0
@@ -102,6 +107,11 @@ def quick_and_slow(quick, slow):
 def test_eight_microbatches_give_the_same_bits_on_any_replicas(shares):
     assert len(shares) >= 2
     assert run(shares) == on_one_device(8)
+
+
+@pytest.mark.parametrize("at_once", quick_and_slow(quick=[2], slow=[4, 8]))
+def test_microbatches_side_by_side_give_the_same_bits(at_once):
+    assert run((8,), at_once=at_once) == on_one_device(8)
 
 
 @pytest.mark.parametrize(

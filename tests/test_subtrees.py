@@ -1,5 +1,8 @@
 """Microbatches in a call of calls: each once, in the tree's order, few traces."""
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,19 +22,25 @@ def rounding_sums(seen):
     return sums
 
 
-def compile_for(seen):
+def compile_for(seen, at_once=1):
     """Returns subtrees.compile_sums of it, and the model's values."""
+    return compile_sums(rounding_sums(seen), at_once)
+
+
+def compile_sums(function, at_once):
+    """Returns subtrees.compile_sums of a function, and the model's values."""
     model = build_linear(make_strategy(1))
     more = tf.TensorSpec([], tf.float32)
     weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    return subtrees.compile_sums(rounding_sums(seen), model, more), weights
+    return subtrees.compile_sums(function, model, more, at_once=at_once), weights
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 99])
 @pytest.mark.parametrize(
     "sizes", [(3,), (2, 2), (3, 3, 2), (2, 2, 2, 1, 1), (1,) * 7, (2, 0, 0, 0)]
 )
-def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes):
-    sums, weights = compile_for([])
+def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes, at_once):
+    sums, weights = compile_for([], at_once)
     examples = make_examples(sum(sizes), shape=(4, 4, 1))
     found = sums(sizes, weights, [], examples.images, examples.labels, 40, 0.1)
     ends = np.cumsum(sizes)
@@ -49,12 +58,38 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes):
     assert found["draws"].numpy().max() == 1  # each microbatch once
 
 
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (3, 2)])
+def test_so_many_microbatches_are_computed_at_a_time(at_once, most):
+    """Each waits in vain for another one, unless that is computed at the same time."""
+    running, lock, counts = set(), threading.Lock(), []
+    both = threading.Barrier(2)
+
+    def wait(draw):
+        with lock:
+            running.add(int(draw))
+            counts.append(len(running))
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=30 if at_once > 1 else 0.05)
+        with lock:
+            running.discard(int(draw))
+        return np.float32(0)
+
+    def function(weights, state, images, labels, draw, scale):
+        return tf.numpy_function(wait, [draw], tf.float32, stateful=False)
+
+    sums, weights = compile_sums(function, at_once)
+    examples = make_examples(8, shape=(4, 4, 1))
+    found = sums((1,) * 8, weights, [], examples.images, examples.labels, 0, 1.0)
+    assert found.numpy() == 0 and len(counts) == 8 and max(counts) == most
+
+
 @pytest.mark.parametrize(
     ("sizes", "traced"), [((1,) * 64, [1]), ((2,) * 20 + (1,) * 44, [1, 2])]
 )
-def test_many_microbatches_are_traced_once_a_size(sizes, traced):
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_many_microbatches_are_traced_once_a_size(sizes, traced, at_once):
     seen = []
-    sums, weights = compile_for(seen)
+    sums, weights = compile_for(seen, at_once)
     examples = make_examples(sum(sizes), shape=(4, 4, 1))
     found = sums(sizes, weights, [], examples.images, examples.labels, 0, 1.0)
     assert sorted(seen) == traced

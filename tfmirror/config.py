@@ -133,16 +133,19 @@ def check(settings):
     require_one_of((None, *INITS), "init", settings.init)
     require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
     require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
-    if settings.batch_norm == "sync" and fixes_microbatches(settings):
+    if settings.batch_norm == "sync" and num_fixed_microbatches(settings):
         raise InputError(
-            "batch_norm=sync can't be given with microbatches, which are computed one "
-            "after the other: drop one"
+            "batch_norm=sync takes the whole global batch, of which a microbatch sees "
+            "its own part: drop one of batch_norm=sync and microbatches"
         )
 
 
-def fixes_microbatches(settings):
-    """Returns whether microbatches are the same for any number of replicas."""
-    return bool(settings.microbatches or settings.microbatches_per_replica)
+def num_fixed_microbatches(settings):
+    """Returns how many microbatches there are on any number of replicas.
+
+    0: they are not fixed, but one a replica.
+    """
+    return settings.microbatches or sum(parse_shares(settings.microbatches_per_replica))
 
 
 def _check_device_options(settings):
@@ -155,7 +158,7 @@ def _check_device_options(settings):
     is_met = math.isfinite(size) and size >= 0
     require(is_met, "pack_mb", size, "at least 0 (0: as the strategy does)")
     is_other = settings.all_reduce != "auto" or size
-    if is_other and fixes_microbatches(settings):
+    if is_other and num_fixed_microbatches(settings):
         raise InputError(
             "all_reduce and pack_mb are of the strategy's reduction, in whose place "
             "microbatches are added in a fixed tree: drop one"
@@ -254,8 +257,7 @@ def resolve(settings, num_replicas):
     if global_batch_size is None:
         per_replica = settings.per_replica_batch_size or recipe.per_replica_batch_size
         global_batch_size = per_replica * num_replicas
-    shares = parse_shares(settings.microbatches_per_replica)
-    microbatches = settings.microbatches or sum(shares)
+    microbatches = num_fixed_microbatches(settings)
     for needed, what in ((num_replicas, "replicas"), (microbatches, "microbatches")):
         if global_batch_size < needed:
             raise InputError(

@@ -42,7 +42,7 @@ HELP = {
         "device_type": "auto: GPUs, or logical CPU devices where there are none; gpu: "
         "refuse to do without; cpu: logical CPU devices",
         "intra_op_threads": "threads of one operation on CPUs; 0: one a core, or one "
-        "if there is a replica for each core and microbatches are not fixed",
+        "if there is a microbatch for each core",
         "inter_op_threads": "operations on CPUs at a time; 0: one a core",
         "all_reduce": "how the strategy adds gradients: nccl, hierarchical (within "
         "groups of GPUs first), one_device; auto: nccl on GPUs, else one_device",

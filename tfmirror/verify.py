@@ -21,6 +21,8 @@ def main(settings):
     num_gpus = settings.gpus or devices.count_gpus(settings.device_type)
     num_gpus = min(num_gpus or MOST, MOST)
     chosen = devices.choose(num_gpus, settings.device_type)
+    # As a training run of so many fixed microbatches has it.
+    devices.keep_operations_apart(chosen, verification.NUM_MICROBATCHES)
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
     outcomes = verify(settings, replica_counts(num_gpus), verification)
     print_table(outcomes, verification.CLAIMS)

@@ -91,13 +91,16 @@ class Tfmirror:
 
     def parts(self):
         """Returns seconds a step of input, compute and reduction, each alone."""
-        from tfmirror.parallel import parts
+        from tfmirror.parallel import devices, parts
 
         job, plan = self.job, self.job.train_plans[0]
         shapes = [v.shape for v in job.model.trainable_variables]
+        at_once = devices.microbatches_at_once(job.devices)
         made = {
             "input": parts.make_input(job.strategy, self.segment.iterator),
-            "compute": parts.make_compute(job.strategy, job.model, job.update, plan),
+            "compute": parts.make_compute(
+                job.strategy, job.model, job.update, plan, at_once
+            ),
             "reduction": parts.make_reduction(job.strategy, shapes, plan),
         }
         seconds = {name: per_step(steps) for name, steps in made.items()}

@@ -125,17 +125,33 @@ def set_threads(intra_op, inter_op):
         ) from error
 
 
-def keep_operations_apart(devices):
-    """Lets each operation run in one thread, if replicas alone keep all cores busy.
+def keep_operations_apart(devices, num_microbatches=0):
+    """Lets each operation run in one thread, if microbatches keep all cores busy.
 
     TensorFlow has one pool of threads for the operations of all logical CPU devices.
     With more than one in it, an operation waits for threads that another replica's
     occupies: a sixth of the CNN's speed on two cores (BUILD_NOTES.md). For who has the
     process to itself: once TensorFlow runs, its threads stay as they are.
+
+    Args:
+      num_microbatches: fixed for any number of replicas, on which threads may not
+        depend then, since oneDNN adds a kernel's gradient by thread; 0: one a replica.
     """
-    if devices.are_stand_ins and devices.num_replicas >= hardware.num_cores() > 1:
+    num_units = num_microbatches or devices.num_replicas
+    if devices.are_stand_ins and num_units >= hardware.num_cores() > 1:
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
+def microbatches_at_once(devices):
+    """Returns how many of its microbatches each replica computes at a time.
+
+    As many as it has cores, where an operation can't have more than one; else one.
+    """
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    if not devices.are_stand_ins or threads != 1:
+        return 1
+    return max(1, hardware.num_cores() // devices.num_replicas)
 
 
 def make_usual_strategy(devices):

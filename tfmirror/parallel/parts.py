@@ -32,13 +32,18 @@ def make_input(strategy, iterator):
     return _make_steps(take, strategy)
 
 
-def make_compute(strategy, model, update, plan):
+def make_compute(strategy, model, update, plan, at_once=1):
     """Returns compiled steps of what replicas compute: neither added nor applied.
 
     Each replica takes its microbatches of one global batch, forward and backward.
+
+    Args:
+      at_once: of subtrees.compile_sums.
     """
     microbatch = functools.partial(contribution.microbatch_sums, model)
-    sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
+    sums = subtrees.compile_sums(
+        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+    )
     shape = (plan.global_batch_size, *model.input_shape[1:])
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)

@@ -159,7 +159,15 @@ def replica_eval_step(model, weights, plan, sums, images, labels):
 
 
 def make_train_steps(
-    strategy, model, update, plan, *, augment=None, replicas_talk=False, pack_bytes=0
+    strategy,
+    model,
+    update,
+    plan,
+    *,
+    augment=None,
+    replicas_talk=False,
+    pack_bytes=0,
+    at_once=1,
 ):
     """Returns a compiled function that takes many training steps in one call.
 
@@ -180,6 +188,7 @@ def make_train_steps(
       replicas_talk: whether layers of the model reduce over replicas, which they can
         do only where each replica has one microbatch.
       pack_bytes: of `total_sums`.
+      at_once: of subtrees.compile_sums.
     """
     contribution.check_state(model)
     microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
@@ -188,7 +197,9 @@ def make_train_steps(
         def sums(sizes, *arguments):
             return microbatch(*arguments)
     else:
-        sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
+        sums = subtrees.compile_sums(
+            microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+        )
     find_sums = functools.partial(replica_sums, model, update, plan, sums, pack_bytes)
 
     def find(parts):
@@ -209,7 +220,7 @@ def make_train_steps(
     return _make_steps(find, take, plan)
 
 
-def make_eval_steps(strategy, model, plan, weights=None):
+def make_eval_steps(strategy, model, plan, weights=None, at_once=1):
     """Returns a compiled function as `make_train_steps` does, which only looks.
 
     It runs the model in inference mode and changes no variable. It stops before a step
@@ -218,10 +229,11 @@ def make_eval_steps(strategy, model, plan, weights=None):
     Args:
       weights: variables to take in place of the model's trainable ones, such as their
         moving averages.
+      at_once: of subtrees.compile_sums.
     """
     weights = model.trainable_variables if weights is None else weights
     microbatch = functools.partial(contribution.inference_sums, model)
-    sums = subtrees.compile_sums(microbatch, model)
+    sums = subtrees.compile_sums(microbatch, model, at_once=at_once)
     replica_step = functools.partial(replica_eval_step, model, weights, plan, sums)
 
     def take(sums):

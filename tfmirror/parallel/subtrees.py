@@ -18,7 +18,7 @@ from tfmirror.parallel import reduction
 TRAINING_SPECS = (tf.TensorSpec([], tf.float32),)
 
 
-def compile_sums(function, model, *more):
+def compile_sums(function, model, *more, at_once=1):
     """Returns a function of microbatches' sizes and arguments that gives their sum.
 
     The sizes are those of a whole subtree of `reduction.tree_sum`, as Python integers.
@@ -29,6 +29,8 @@ def compile_sums(function, model, *more):
       function: of one microbatch's (weights, state, images, labels, draw, *more) that
         gives nested tensors; pure.
       more: tf.TensorSpecs of further arguments.
+      at_once: how many microbatches may be computed at a time, and be in memory: the
+        largest power of two in it. Changes no bit.
     """
     weights, state = (
         [tf.TensorSpec(v.shape, v.dtype) for v in variables]
@@ -36,9 +38,11 @@ def compile_sums(function, model, *more):
     )
 
     @functools.cache
-    def traced(sizes):
-        is_leaf = len(sizes) == 1
-        body = function if is_leaf else functools.partial(_add_halves, traced, sizes)
+    def traced(sizes, at_once):
+        if len(sizes) == 1:
+            body = function
+        else:
+            body = functools.partial(_add_halves, traced, sizes, at_once)
         return tf.function(
             # Without the names of what a functools.partial has bound.
             lambda *arguments: body(*arguments),
@@ -56,23 +60,33 @@ def compile_sums(function, model, *more):
     def sums(sizes, *arguments):
         # Never a constant, for each of which TensorFlow would compile a copy.
         tensors = tf.nest.map_structure(tf.convert_to_tensor, arguments)
-        return traced(tuple(sizes))(*tensors)
+        return traced(*_subtree(sizes, at_once))(*tensors)
 
     return sums
 
 
-def _add_halves(traced, sizes, weights, state, images, labels, draw, *more):
+def _subtree(sizes, at_once):
+    """Returns (sizes, at_once) as equal subtrees have them in common."""
+    return tuple(sizes), min(at_once, len(sizes))
+
+
+def _add_halves(traced, sizes, at_once, weights, state, images, labels, draw, *more):
     """Returns the sum of the left half's sums and of the right half's.
 
-    One half after the other, for memory: no more than one microbatch's activations at
-    a time.
+    One half after the other, for memory, unless more than one microbatch's activations
+    may be there at a time.
     """
     half = reduction.tree_size(len(sizes)) // 2
     cut = sum(sizes[:half])
-    left = traced(sizes[:half])(weights, state, images[:cut], labels[:cut], draw, *more)
-    images = after(left, images[cut:])
-    right = traced(sizes[half:])(
-        weights, state, images, labels[cut:], draw + half, *more
+    left_images, right_images = images[:cut], images[cut:]
+    of_half = max(1, at_once // 2)
+    left = traced(*_subtree(sizes[:half], of_half))(
+        weights, state, left_images, labels[:cut], draw, *more
+    )
+    if at_once == 1:
+        right_images = after(left, right_images)
+    right = traced(*_subtree(sizes[half:], of_half))(
+        weights, state, right_images, labels[cut:], draw + half, *more
     )
     return tf.nest.map_structure(tf.add, left, right)
 

@@ -88,7 +88,9 @@ def observe(num_replicas, model_name, device_type):
       model_name: of models.build.
       device_type: of devices.choose.
     """
-    strategy = devices.make_strategy(devices.choose(num_replicas, device_type))
+    chosen = devices.choose(num_replicas, device_type)
+    at_once = devices.microbatches_at_once(chosen)
+    strategy = devices.make_strategy(chosen)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = models.build(model_name, datasets.SYNTHETIC_SHAPE, 10)
@@ -102,10 +104,10 @@ def observe(num_replicas, model_name, device_type):
     seen = {"order of examples": _order(training, plans[0])}
     seen |= _look(strategy, model, plans[0], training)
     seen["gradient, added by the strategy"] = _gradient_of_strategy(strategy, training)
-    seen |= _train(strategy, model, update, plans, training)
+    seen |= _train(strategy, model, update, plans, training, at_once)
     evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
     seen["evaluation, some replicas without examples"] = _evaluate(
-        strategy, model, update, evaluation, shares
+        strategy, model, update, evaluation, shares, at_once
     )
     variables = {v.path: v for v in [*model.variables, *update.variables]}
     drifts = drift.make_check(strategy, variables)()
@@ -195,13 +197,15 @@ def _gradient_of_strategy(strategy, examples):
     return [variable.aggregated_gradients[0] for variable in view.variables]
 
 
-def _train(strategy, model, update, plans, examples):
+def _train(strategy, model, update, plans, examples, at_once):
     """Returns what 20 steps leave behind, the first and the last looked at apart."""
     full, last = segments.make_segments(
         strategy,
         examples,
         plans,
-        functools.partial(step.make_train_steps, strategy, model, update),
+        functools.partial(
+            step.make_train_steps, strategy, model, update, at_once=at_once
+        ),
         shuffle_seed=0,
     )
     seen = {}
@@ -220,11 +224,15 @@ def _train(strategy, model, update, plans, examples):
     }
 
 
-def _evaluate(strategy, model, update, examples, shares):
+def _evaluate(strategy, model, update, examples, shares, at_once):
     """Returns loss and number correct of the moving averages of the weights."""
     plans = microbatches.plan_epoch(len(examples), GLOBAL_BATCH_SIZE, shares, True)
     make_steps = functools.partial(
-        step.make_eval_steps, strategy, model, weights=update.evaluated_variables
+        step.make_eval_steps,
+        strategy,
+        model,
+        weights=update.evaluated_variables,
+        at_once=at_once,
     )
     totals = step.zero_totals()
     for segment in segments.make_segments(strategy, examples, plans, make_steps):

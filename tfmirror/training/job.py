@@ -84,18 +84,15 @@ class Job:
 def choose_threads(settings):
     """Sets TensorFlow's threads for the one run of a process, unless `settings` do.
 
-    Microbatches that are to give the same bits on any number of replicas keep them as
-    they are: oneDNN adds a kernel's gradient by thread.
-
     Args:
       settings: checked config.TrainConfig.
 
     Raises:
       InputError: the machine has not the devices that are asked for.
     """
-    if not settings.intra_op_threads and not config.fixes_microbatches(settings):
+    if not settings.intra_op_threads:
         chosen = devices.choose(settings.gpus, settings.device_type)
-        devices.keep_operations_apart(chosen)
+        devices.keep_operations_apart(chosen, config.num_fixed_microbatches(settings))
 
 
 def choose(settings):
@@ -152,6 +149,7 @@ def assemble(settings, chosen, dataset, shares, position):
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
     model, update = build(settings, strategy, dataset, steps_per_epoch)
+    at_once = devices.microbatches_at_once(chosen)
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)
     make_train = functools.partial(
@@ -162,9 +160,14 @@ def assemble(settings, chosen, dataset, shares, position):
         augment=make_augment(settings),
         replicas_talk=is_sync,
         pack_bytes=round(settings.pack_mb * 2**20),
+        at_once=at_once,
     )
     make_eval = functools.partial(
-        step.make_eval_steps, strategy, model, weights=update.evaluated_variables
+        step.make_eval_steps,
+        strategy,
+        model,
+        weights=update.evaluated_variables,
+        at_once=at_once,
     )
     return Job(
         settings,
