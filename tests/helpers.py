@@ -8,7 +8,7 @@ import numpy as np
 
 from tfmirror import command, models
 from tfmirror.data import datasets, idx
-from tfmirror.parallel import devices, microbatches, updates
+from tfmirror.parallel import devices, microbatches, subtrees, updates
 
 NUM_CLASSES = 10
 
@@ -18,6 +18,27 @@ def make_strategy(num_replicas):
     strategy = devices.make_strategy(devices.choose(num_replicas, "cpu"))
     assert strategy.num_replicas_in_sync == num_replicas
     return strategy
+
+
+def watch_threads(monkeypatch, at_once=2):
+    """Lets replicas compute so many microbatches at a time.
+
+    Returns ([at_once of each subtrees.compile_sums], [microbatches for which operations
+    were kept apart]) to come.
+    """
+    compiled, kept_apart = [], []
+    compile_sums = subtrees.compile_sums
+
+    def compile_and_note(*args, at_once=1):
+        compiled.append(at_once)
+        return compile_sums(*args, at_once=at_once)
+
+    monkeypatch.setattr(subtrees, "compile_sums", compile_and_note)
+    monkeypatch.setattr(devices, "microbatches_at_once", lambda chosen: at_once)
+    monkeypatch.setattr(
+        devices, "keep_operations_apart", lambda _, number: kept_apart.append(number)
+    )
+    return compiled, kept_apart
 
 
 def make_examples(num_examples, shape=(28, 28, 1), seed=0):

@@ -27,6 +27,7 @@ from tfmirror import command_config, config, models
         ({"microbatches": -1}, r"microbatches must be at least 0 \(0: one a replica\)"),
         ({"microbatches_per_replica": "5;3"}, "whole numbers with commas .* got '5;3'"),
         ({"microbatches_per_replica": "5,-3"}, "whole numbers with commas"),
+        ({"microbatches_per_replica": "0,0"}, "not all 0, such as 5,3: got '0,0'"),
         ({"check_drift_every": -1}, "check_drift_every must be at least 0"),
         ({"on_drift": "ignore"}, "on_drift must be one of stop, resync: got 'ignore'"),
         (

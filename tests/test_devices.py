@@ -169,20 +169,26 @@ def test_operations_of_replicas_on_all_of_four_cores_are_kept_apart(settings, th
 @pytest.mark.parametrize(
     ("threads", "num_replicas", "are_stand_ins", "expected"),
     [
-        (1, 1, True, 6),
-        (1, 2, True, 3),
-        (1, 4, True, 1),
-        (1, 8, True, 1),
-        (0, 1, True, 1),  # TensorFlow's own number: an operation has all cores
-        (6, 1, True, 1),
-        (1, 1, False, 1),  # a GPU has memory for one
+        ((1, 0), 1, True, 8),  # a power of two, and no core without work
+        ((1, 0), 2, True, 4),
+        ((1, 0), 3, True, 2),
+        ((1, 0), 4, True, 2),
+        ((1, 0), 6, True, 1),
+        ((1, 0), 8, True, 1),
+        ((1, 1), 1, True, 1),  # only one operation at a time
+        ((1, 4), 2, True, 2),
+        ((1, 99), 1, True, 8),
+        ((0, 0), 1, True, 1),  # TensorFlow's own number: an operation has all cores
+        ((6, 0), 1, True, 1),
+        ((1, 0), 1, False, 1),  # a GPU has memory for one
     ],
 )
-def test_a_replica_computes_as_many_microbatches_at_once_as_it_has_cores(
+def test_a_replica_computes_so_many_microbatches_at_once_that_six_cores_have_work(
     monkeypatch, threads, num_replicas, are_stand_ins, expected
 ):
-    threading = tf.config.threading
-    monkeypatch.setattr(threading, "get_intra_op_parallelism_threads", lambda: threads)
+    for kind, number in zip(("intra", "inter"), threads, strict=True):
+        name = f"get_{kind}_op_parallelism_threads"
+        monkeypatch.setattr(tf.config.threading, name, lambda number=number: number)
     monkeypatch.setattr(hardware, "num_cores", lambda: 6)
     names = tuple(f"X:{k}" for k in range(num_replicas))
     chosen = devices.Devices(names, are_stand_ins)

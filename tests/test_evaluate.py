@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from helpers import make_call, make_examples, write_idx_folder
+from helpers import make_call, make_examples, watch_threads, write_idx_folder
 
 from tfmirror import command_config, config, evaluate
 from tfmirror.training import run
@@ -32,7 +32,10 @@ def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_re
     assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
 
 
-def test_with_fixed_microbatches_the_loss_has_the_same_bits(tmp_path, capsys):
+def test_with_fixed_microbatches_the_loss_has_the_same_bits(
+    tmp_path, capsys, monkeypatch
+):
+    compiled, kept_apart = watch_threads(monkeypatch)
     settings = config.TrainConfig(
         gpus=2,
         microbatches=4,
@@ -49,6 +52,8 @@ def test_with_fixed_microbatches_the_loss_has_the_same_bits(tmp_path, capsys):
         report, record = json.loads(out), last_record(tmp_path / "run")
         assert code == 0 and report["eval_loss"] == record["eval_loss"]
         assert report["eval_accuracy"] == record["eval_accuracy"]
+    # One segment of training, and two each of five evaluations.
+    assert compiled == [2] * 11 and kept_apart == [4] * 4
 
 
 def test_text_says_what_was_evaluated_on_what(finished_run, capsys):

@@ -1,6 +1,9 @@
 """The heart: with the microbatches fixed, the number of replicas changes no bit."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import keras
 import pytest
@@ -112,6 +115,38 @@ def test_eight_microbatches_give_the_same_bits_on_any_replicas(shares):
 @pytest.mark.parametrize("at_once", quick_and_slow(quick=[2], slow=[4, 8]))
 def test_microbatches_side_by_side_give_the_same_bits(at_once):
     assert run((8,), at_once=at_once) == on_one_device(8)
+
+
+def test_one_core_gives_the_same_bits_as_two(tmp_path):
+    """Of the command, which sets threads; each in a process of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("this process may use one core only")
+    code = (
+        "import os, sys\n"
+        "os.sched_setaffinity(0, eval(sys.argv[1]))\n"
+        "from tfmirror import config\n"
+        "from tfmirror.training import job, run\n"
+        "settings = config.TrainConfig(gpus=int(sys.argv[2]), microbatches=4,\n"
+        "    global_batch_size=32, limit_train_examples=107, epochs=1,\n"
+        "    limit_eval_examples=50, workdir=sys.argv[3], device_type='cpu')\n"
+        "job.choose_threads(settings)\n"
+        "print(run.train(settings)['weights_sha256'])\n"
+    )
+
+    def digest(num_cores, num_replicas, folder):
+        argv = [str(set(cores[:num_cores])), str(num_replicas), str(folder)]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return done.stdout.splitlines()[-1]
+
+    ways = [(1, 1), (2, 1), (2, 3)]
+    digests = {digest(*way, tmp_path / str(k)) for k, way in enumerate(ways)}
+    assert len(digests) == 1 and len(digests.pop()) == 64
 
 
 @pytest.mark.parametrize(

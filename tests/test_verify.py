@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers import watch_threads
 
 from tfmirror import command, command_config, verify
 from tfmirror.parallel import reduction, verification
@@ -51,7 +52,8 @@ def test_replica_counts(most, expected):
     ("most", "columns"),
     [(2, ["2"]), pytest.param(5, ["2", "4", "5"], marks=pytest.mark.slow)],
 )
-def test_all_claims_hold(capsys, tmp_path, most, columns):
+def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
+    compiled, kept_apart = watch_threads(monkeypatch)
     path = tmp_path / "verified.json"
     code = call(f"--gpus={most}", f"--json_file={path}")
     out, err = capsys.readouterr()
@@ -64,6 +66,7 @@ def test_all_claims_hold(capsys, tmp_path, most, columns):
         expected = {"same bits"} if row["tolerance"] == 0 else None
         assert expected is None or {c["outcome"] for c in cells.values()} == expected
     assert out.endswith("all 14 claims hold\n")
+    assert set(compiled) == {2} and kept_apart == [verification.NUM_MICROBATCHES]
 
 
 def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):

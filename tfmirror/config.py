@@ -233,13 +233,14 @@ def parse_shares(text):
     """Returns the whole numbers in a text such as "5,3"; none for an empty one.
 
     Raises:
-      InputError: something else is in it, or a number below 0.
+      InputError: something else is in it, a number below 0, or only zeros.
     """
     parts = text.split(",") if text else []
     is_met = all(part.strip().isdecimal() for part in parts)
-    expected = "whole numbers with commas between, such as 5,3"
-    require(is_met, "microbatches_per_replica", text, expected)
-    return tuple(int(part) for part in parts)
+    shares = tuple(int(part) for part in parts) if is_met else ()
+    expected = "whole numbers with commas between, not all 0, such as 5,3"
+    require(any(shares) or not text, "microbatches_per_replica", text, expected)
+    return shares
 
 
 def resolve(settings, num_replicas):

@@ -6,11 +6,12 @@ strategy = make_strategy(devices)
 
 import contextlib
 import dataclasses
+import math
 
 import tensorflow as tf
 
 from tfmirror import config, hardware
-from tfmirror.parallel import memory
+from tfmirror.parallel import memory, reduction
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
 # cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
@@ -125,33 +126,36 @@ def set_threads(intra_op, inter_op):
         ) from error
 
 
-def keep_operations_apart(devices, num_microbatches=0):
+def keep_operations_apart(devices, num_microbatches):
     """Lets each operation run in one thread, if microbatches keep all cores busy.
 
     TensorFlow has one pool of threads for the operations of all logical CPU devices.
-    With more than one in it, an operation waits for threads that another replica's
-    occupies: a sixth of the CNN's speed on two cores (BUILD_NOTES.md). For who has the
-    process to itself: once TensorFlow runs, its threads stay as they are.
+    With more than one in it, an operation waits for threads that another microbatch's
+    occupies: up to a third of the CNN's speed on two cores (BUILD_NOTES.md). For who
+    has the process to itself: once TensorFlow runs, its threads stay as they are.
 
     Args:
-      num_microbatches: fixed for any number of replicas, on which threads may not
-        depend then, since oneDNN adds a kernel's gradient by thread; 0: one a replica.
+      num_microbatches: of a global batch. Where they are fixed, threads may not follow
+        the number of replicas: oneDNN adds a kernel's gradient by thread.
     """
-    num_units = num_microbatches or devices.num_replicas
-    if devices.are_stand_ins and num_units >= hardware.num_cores() > 1:
+    if devices.are_stand_ins and num_microbatches >= hardware.num_cores():
         with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def microbatches_at_once(devices):
-    """Returns how many of its microbatches each replica computes at a time.
+    """Returns how many of its microbatches each replica may compute at a time.
 
-    As many as it has cores, where an operation can't have more than one; else one.
+    Where an operation has one thread, so many that no core is without work: a power of
+    two, as `subtrees.compile_sums` takes it, and not less than a replica's share of the
+    cores. Elsewhere one.
     """
-    threads = tf.config.threading.get_intra_op_parallelism_threads()
-    if not devices.are_stand_ins or threads != 1:
+    threading = tf.config.threading
+    if not devices.are_stand_ins or threading.get_intra_op_parallelism_threads() != 1:
         return 1
-    return max(1, hardware.num_cores() // devices.num_replicas)
+    cores = hardware.num_cores()
+    running = min(cores, threading.get_inter_op_parallelism_threads() or cores)
+    return reduction.tree_size(math.ceil(running / devices.num_replicas))
 
 
 def make_usual_strategy(devices):

@@ -1,6 +1,6 @@
 """The parts of a training step on their own, to see where its time goes.
 
-    compute = make_compute(strategy, model, update, plan)
+    compute = make_compute(strategy, model, update, plan, at_once=1)
     seconds = timed(compute, 100)                  # of 100 steps' forward and backward
 
 Each is compiled as the step is: a loop in a graph that depends on what it computes.
@@ -32,7 +32,7 @@ def make_input(strategy, iterator):
     return _make_steps(take, strategy)
 
 
-def make_compute(strategy, model, update, plan, at_once=1):
+def make_compute(strategy, model, update, plan, at_once):
     """Returns compiled steps of what replicas compute: neither added nor applied.
 
     Each replica takes its microbatches of one global batch, forward and backward.

@@ -23,7 +23,8 @@ def compile_sums(function, model, *more, at_once=1):
 
     The sizes are those of a whole subtree of `reduction.tree_sum`, as Python integers.
     The other arguments are weights, state, images and labels of all of them, the draw
-    of the first one, and `more`. Each combination of sizes is traced once.
+    of the first one, and `more`. Each combination of sizes, and of how many of them are
+    computed at a time, is traced once.
 
     Args:
       function: of one microbatch's (weights, state, images, labels, draw, *more) that
@@ -37,12 +38,16 @@ def compile_sums(function, model, *more, at_once=1):
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
 
+    def subtree(sizes, at_once):
+        # As equal ones have them in common.
+        return traced(tuple(sizes), max(1, min(at_once, len(sizes))))
+
     @functools.cache
     def traced(sizes, at_once):
         if len(sizes) == 1:
             body = function
         else:
-            body = functools.partial(_add_halves, traced, sizes, at_once)
+            body = functools.partial(_add_halves, subtree, sizes, at_once)
         return tf.function(
             # Without the names of what a functools.partial has bound.
             lambda *arguments: body(*arguments),
@@ -60,17 +65,12 @@ def compile_sums(function, model, *more, at_once=1):
     def sums(sizes, *arguments):
         # Never a constant, for each of which TensorFlow would compile a copy.
         tensors = tf.nest.map_structure(tf.convert_to_tensor, arguments)
-        return traced(*_subtree(sizes, at_once))(*tensors)
+        return subtree(sizes, at_once)(*tensors)
 
     return sums
 
 
-def _subtree(sizes, at_once):
-    """Returns (sizes, at_once) as equal subtrees have them in common."""
-    return tuple(sizes), min(at_once, len(sizes))
-
-
-def _add_halves(traced, sizes, at_once, weights, state, images, labels, draw, *more):
+def _add_halves(subtree, sizes, at_once, weights, state, images, labels, draw, *more):
     """Returns the sum of the left half's sums and of the right half's.
 
     One half after the other, for memory, unless more than one microbatch's activations
@@ -79,13 +79,12 @@ def _add_halves(traced, sizes, at_once, weights, state, images, labels, draw, *m
     half = reduction.tree_size(len(sizes)) // 2
     cut = sum(sizes[:half])
     left_images, right_images = images[:cut], images[cut:]
-    of_half = max(1, at_once // 2)
-    left = traced(*_subtree(sizes[:half], of_half))(
+    left = subtree(sizes[:half], at_once // 2)(
         weights, state, left_images, labels[:cut], draw, *more
     )
     if at_once == 1:
         right_images = after(left, right_images)
-    right = traced(*_subtree(sizes[half:], of_half))(
+    right = subtree(sizes[half:], at_once // 2)(
         weights, state, right_images, labels[cut:], draw + half, *more
     )
     return tf.nest.map_structure(tf.add, left, right)

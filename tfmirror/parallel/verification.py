@@ -102,7 +102,7 @@ def observe(num_replicas, model_name, device_type):
     shares = microbatches.share_out(num_replicas, NUM_MICROBATCHES)
     plans = microbatches.plan_epoch(num_train, GLOBAL_BATCH_SIZE, shares, True)
     seen = {"order of examples": _order(training, plans[0])}
-    seen |= _look(strategy, model, plans[0], training)
+    seen |= _look(strategy, model, plans[0], training, at_once)
     seen["gradient, added by the strategy"] = _gradient_of_strategy(strategy, training)
     seen |= _train(strategy, model, update, plans, training, at_once)
     evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
@@ -140,7 +140,7 @@ def _order(examples, plan):
     return [np.concatenate(images)]
 
 
-def _look(strategy, model, plan, examples):
+def _look(strategy, model, plan, examples, at_once):
     """Returns what the first batch shows while nothing is trained yet."""
     batch = _first(examples, GLOBAL_BATCH_SIZE)
     parts = [
@@ -148,7 +148,9 @@ def _look(strategy, model, plan, examples):
         for array in (batch.images, batch.labels)
     ]
     microbatch = functools.partial(contribution.microbatch_sums, model)
-    sums = subtrees.compile_sums(microbatch, model, *subtrees.TRAINING_SPECS)
+    sums = subtrees.compile_sums(
+        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+    )
     seeds = [
         v for v in model.non_trainable_variables if not contribution.is_averaged(v)
     ]

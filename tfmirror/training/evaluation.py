@@ -43,7 +43,12 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
     model = trained_models.build(trained, strategy)
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)  # which also calls the layers
-    make_steps = functools.partial(step.make_eval_steps, strategy, model)
+    make_steps = functools.partial(
+        step.make_eval_steps,
+        strategy,
+        model,
+        at_once=devices.microbatches_at_once(chosen),
+    )
     made = segments.make_segments(strategy, dataset.eval, plans, make_steps)
     loop.trace(made, step.zero_totals())
     try:
@@ -54,25 +59,29 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
         ) from error
 
 
+def num_microbatches(settings, num_replicas):
+    """Returns how many there are in a global batch, for a run's `settings`."""
+    return max(settings["microbatches"] or settings["gpus"], num_replicas)
+
+
 def plan(settings, num_examples, num_replicas, global_batch_size):
     """Returns the BatchPlans of a pass with the microbatches of a run's `settings`.
 
     Raises:
       InputError: fewer examples in a global batch than microbatches.
     """
-    of_run = settings["microbatches"] or settings["gpus"]
-    num_microbatches = max(of_run, num_replicas)
+    number = num_microbatches(settings, num_replicas)
     config.require(
-        global_batch_size >= num_microbatches,
+        global_batch_size >= number,
         "global_batch_size",
         global_batch_size,
-        f"at least {num_microbatches}, the microbatches in it",
+        f"at least {number}, the microbatches in it",
     )
     is_as_trained = num_replicas == settings["gpus"]
     return microbatches.plan_epoch(
         num_examples,
         global_batch_size,
-        microbatches.share_out(num_replicas, num_microbatches),
+        microbatches.share_out(num_replicas, number),
         in_fixed_tree=settings["microbatches"] > 0 or not is_as_trained,
     )
 

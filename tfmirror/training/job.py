@@ -92,7 +92,8 @@ def choose_threads(settings):
     """
     if not settings.intra_op_threads:
         chosen = devices.choose(settings.gpus, settings.device_type)
-        devices.keep_operations_apart(chosen, config.num_fixed_microbatches(settings))
+        fixed = config.num_fixed_microbatches(settings)
+        devices.keep_operations_apart(chosen, fixed or chosen.num_replicas)
 
 
 def choose(settings):
