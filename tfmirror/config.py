@@ -135,8 +135,8 @@ def check(settings):
     require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
     if settings.batch_norm == "sync" and num_fixed_microbatches(settings):
         raise InputError(
-            "batch_norm=sync takes the whole global batch, of which a microbatch sees "
-            "its own part: drop one of batch_norm=sync and microbatches"
+            "batch_norm=sync can't be given with microbatches, each of which sees only "
+            "its own part of the global batch: drop one"
         )
 
 
