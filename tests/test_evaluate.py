@@ -1,13 +1,16 @@
 """The command evaluate gives the run's own figures, on any number of devices."""
 
+import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from helpers import make_call, make_examples, watch_threads, write_idx_folder
 
 from tfmirror import command_config, config, evaluate
-from tfmirror.training import run
+from tfmirror.training import checkpoints, run
 
 call = make_call(
     evaluate.main, command_config.EvaluateConfig, command_config.check_evaluate
@@ -54,6 +57,46 @@ def test_with_fixed_microbatches_the_loss_has_the_same_bits(
         assert report["eval_accuracy"] == record["eval_accuracy"]
     # One segment of training, and two each of five evaluations.
     assert compiled == [2] * 11 and kept_apart == [4] * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "of_run", "threads"),
+    [
+        ("", {"microbatches": 4}, (1, 0)),  # a core each
+        ("", {"intra_op_threads": 2, "inter_op_threads": 3}, (2, 3)),
+        ("checkpoints/best.npz", {"microbatches": 4}, (1, 0)),
+    ],
+)
+def test_a_process_that_evaluates_has_the_threads_of_the_run(
+    finished_run, tmp_path, model, of_run, threads
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    rewrite_settings(folder, of_run)
+    code = (
+        "import os\n"
+        "os.sched_getaffinity = lambda pid: range(4)\n"
+        "import tensorflow as tf\n"
+        "from tfmirror import command_config, evaluate\n"
+        f"arguments = ({str(folder / model)!r},)\n"
+        "evaluate.main(command_config.EvaluateConfig(arguments, device_type='cpu'))\n"
+        "threads = tf.config.threading\n"
+        "print(threads.get_intra_op_parallelism_threads())\n"
+        "print(threads.get_inter_op_parallelism_threads())\n"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    *_, intra_op, inter_op = done.stdout.split()
+    assert (int(intra_op), int(inter_op)) == threads
+
+
+def rewrite_settings(folder, changes):
+    """Changes settings of the run in `folder`: in its config.json and its best.npz."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    best = folder / "checkpoints/best.npz"
+    state = checkpoints.read(best)
+    state = dataclasses.replace(state, settings=state.settings | changes)
+    best.write_bytes(checkpoints.to_bytes(state))
 
 
 def test_text_says_what_was_evaluated_on_what(finished_run, capsys):

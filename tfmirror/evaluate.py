@@ -19,11 +19,9 @@ def main(settings):
 
     say = command.print_aside if settings.json else command.print_line
     chosen = devices.choose(settings.gpus, settings.device_type)
+    # First of all: with the model TensorFlow starts, and keeps its threads.
+    evaluation.choose_threads(trained.read_settings(settings.model_path), chosen)
     found = trained.find(settings.model_path, say)
-    # As the training run has it.
-    devices.keep_operations_apart(
-        chosen, evaluation.num_microbatches(found.settings, chosen.num_replicas)
-    )
     settings = command_config.resolve_evaluate(settings, found.settings)
     dataset = datasets.load(
         settings.dataset,

@@ -59,6 +59,21 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
         ) from error
 
 
+def choose_threads(settings, chosen):
+    """Sets TensorFlow's threads as the run had them, for a process that evaluates.
+
+    Args:
+      settings: of the run, as trained.read_settings gives them.
+      chosen: devices.Devices of the replicas.
+    """
+    # Missing in runs from before they could be set.
+    threads = [settings.get(f"{k}_op_threads", 0) for k in ("intra", "inter")]
+    devices.set_threads(*threads)
+    if not threads[0]:
+        number = num_microbatches(settings, chosen.num_replicas)
+        devices.keep_operations_apart(chosen, number)
+
+
 def num_microbatches(settings, num_replicas):
     """Returns how many there are in a global batch, for a run's `settings`."""
     return max(settings["microbatches"] or settings["gpus"], num_replicas)

@@ -51,10 +51,29 @@ def find(path, warn):
     path = config.expand_path("the model", path)
     found = _in_folder(path, warn) if path.is_dir() else None
     found = found or _of_state(read_checkpoint(path), path)
-    missing = [name for name in NEEDED_SETTINGS if name not in found.settings]
+    _check_settings(path, found.settings)
+    return found
+
+
+def read_settings(path):
+    """Returns the settings of the run whose model is at `path`, a dict.
+
+    Unlike `find` it lets TensorFlow's threads still be chosen.
+
+    Raises:
+      InputError: as `find` does.
+    """
+    path = config.expand_path("the model", path)
+    found = runs.read(path) if path.is_dir() else read_checkpoint(path)
+    _check_settings(path, found.settings)
+    return found.settings
+
+
+def _check_settings(path, settings):
+    """Raises InputError if of a run's `settings` one is missing that is needed."""
+    missing = [name for name in NEEDED_SETTINGS if name not in settings]
     if missing:
         raise config.InputError(f"{path}: its settings lack {', '.join(missing)}")
-    return found
 
 
 def _in_folder(folder, warn):
