@@ -158,6 +158,23 @@ def replica_eval_step(model, weights, plan, sums, images, labels):
     return total_sums(plan, found, like=(0.0, 0.0))
 
 
+def training_sums(model, augment, replicas_talk, at_once):
+    """Returns a function of microbatches' sizes and arguments that gives their Sums.
+
+    Args:
+      augment: of contribution.microbatch_sums.
+      replicas_talk: whether layers of the model reduce over replicas, which they can
+        do only where each replica has one microbatch.
+      at_once: of subtrees.compile_sums.
+    """
+    microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
+    if replicas_talk:  # not in a function of its own, which knows of one replica only
+        return lambda sizes, *arguments: microbatch(*arguments)
+    return subtrees.compile_sums(
+        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+    )
+
+
 def make_train_steps(
     strategy,
     model,
@@ -184,22 +201,11 @@ def make_train_steps(
     Args:
       update: parallel.updates.Update of the model's variables.
       plan: microbatches.BatchPlan.
-      augment: of contribution.microbatch_sums.
-      replicas_talk: whether layers of the model reduce over replicas, which they can
-        do only where each replica has one microbatch.
+      augment, replicas_talk, at_once: of `training_sums`.
       pack_bytes: of `total_sums`.
-      at_once: of subtrees.compile_sums.
     """
     contribution.check_state(model)
-    microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
-    if replicas_talk:  # not in a function of its own, which knows of one replica only
-
-        def sums(sizes, *arguments):
-            return microbatch(*arguments)
-    else:
-        sums = subtrees.compile_sums(
-            microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
-        )
+    sums = training_sums(model, augment, replicas_talk, at_once)
     find_sums = functools.partial(replica_sums, model, update, plan, sums, pack_bytes)
 
     def find(parts):
