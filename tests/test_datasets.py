@@ -94,6 +94,12 @@ def test_idx_files_in_data_dir_come_first_then_debians(tmp_path, monkeypatch):
     assert loaded.train.labels.dtype == np.int32 and loaded.num_classes == 10
 
 
+@pytest.mark.parametrize("name", ["digits", "synthetic", "random"])
+def test_a_folder_is_never_passed_over_in_silence(tmp_path, name):
+    with pytest.raises(config.InputError, match=f"must not be given with .* {name}"):
+        datasets.load(name, str(tmp_path))
+
+
 def test_idx_data_of_a_new_name_have_the_classes_of_their_labels(tmp_path):
     examples = make_examples(6)
     examples = datasets.Examples(examples.images, np.arange(6, dtype=np.int32) % 3)

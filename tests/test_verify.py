@@ -1,13 +1,15 @@
 """The verification holds here, fails where it should, and says by how much."""
 
+import errno
 import json
 
 import numpy as np
 import pytest
 from helpers import watch_threads
 
-from tfmirror import command, command_config, verify
-from tfmirror.parallel import reduction, verification
+from tfmirror import command, command_config, flags, verify
+from tfmirror.parallel import devices, drift, reduction, verification
+from tfmirror.training import checkpoints
 
 
 def call(*argv):
@@ -29,6 +31,7 @@ def call(*argv):
         ([1.0, 2.0], [1.0, np.nan], 0.01, False, "differs by nan"),
         ([np.nan], [np.nan], 0.0, True, "same bits"),
         ([0.0], [-0.0], 0.0, False, "differs by 0.0e+00"),  # equal, but not to the bit
+        ([0.0], [0.002], 0.0, False, "differs by 2.0e-03"),
     ],
 )
 def test_compare(expected, found, tolerance, is_met, text):
@@ -98,8 +101,49 @@ def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("found", "argv", "expected"),
+    [(0, [], 8), (2, [], 2), (9, [], 8), (1, ["--gpus=3"], 3)],
+)
+def test_as_many_gpus_as_there_are(monkeypatch, found, argv, expected):
+    monkeypatch.setattr(devices, "count_gpus", lambda device_type: found)
+    settings = flags.parse(argv, command_config.VerifyConfig)
+    assert verify.num_gpus(settings, devices) == expected
+
+
+def test_one_gpu_is_not_compared_with_itself(monkeypatch, capsys):
+    monkeypatch.setattr(devices, "count_gpus", lambda device_type: 1)
+    assert call() == 2
+    assert "at least 2, to be compared with one: got 1, all" in capsys.readouterr().err
+
+
+def test_what_does_not_hold_is_said_though_the_file_cannot_be_written(
+    capsys, monkeypatch, tmp_path
+):
+    def full_disk(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    fails = dict.fromkeys(verification.CLAIMS, verification.Outcome(False, "differs"))
+    monkeypatch.setattr(verify, "verify", lambda *_: {2: fails})
+    monkeypatch.setattr(checkpoints, "write_file", full_disk)
+    argv = ["--gpus=2", f"--json_file={tmp_path / 'x.json'}"]
+    assert call(*argv) == command.EXIT_CLAIM_FAILED
+    holds = dict.fromkeys(verification.CLAIMS, verification.Outcome(True, "same bits"))
+    monkeypatch.setattr(verify, "verify", lambda *_: {2: holds})
+    assert call(*argv) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_copy_of_another_sign_of_zero_is_no_equal_copy():
+    drifted = [drift.Drift("kernel", (1,), largest_difference=0.0)]
+    none, one = map(verification.describe_drifts, ([], drifted))
+    assert verification.compare(none, none, 0.0).is_met
+    assert not verification.compare(none, one, 0.0).is_met
+
+
+@pytest.mark.parametrize(
     "argv",
-    [["--gpus=1"], ["--gpus=9"], ["--model=vgg"], ["--json_file=/no/such/x.json"]],
+    [["--gpus=1"], ["--gpus=9"], ["--model=vgg"], ["--json_file=/no/such/x.json"]]
+    + [["--json_file=."]],
 )
 def test_wrong_flags_are_one_line(capsys, argv):
     assert call(*argv) == 2

@@ -85,6 +85,8 @@ def check_verify(settings):
     config.require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
     most = MOST_REPLICAS_TO_VERIFY
     config.require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")
+    if settings.json_file:
+        config.check_new_file("json_file", settings.json_file)
 
 
 @dataclasses.dataclass(frozen=True)

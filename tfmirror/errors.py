@@ -4,6 +4,7 @@ require(number >= 1, "epochs", number, "at least 1")
 path = check_new_file("json_file", "~/verified.json")
 """
 
+import os
 import pathlib
 
 
@@ -55,6 +56,8 @@ def check_new_file(name, text):
     path = expand_path(name, text)
     is_met = path.parent.is_dir() and not path.is_dir() and path.name
     require(is_met, name, text, "a file in a folder that is there")
+    is_met = os.access(path.parent, os.W_OK | os.X_OK)
+    require(is_met, name, text, "in a folder that can be written")
     return path
 
 

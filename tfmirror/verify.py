@@ -7,6 +7,8 @@ Each cell says whether so many replicas gave the same bits as one, or by how muc
 largest entry differs. Exit code 4 if a claim does not hold.
 """
 
+import json
+
 from tfmirror import command, command_config, config
 
 MOST = command_config.MOST_REPLICAS_TO_VERIFY
@@ -15,20 +17,48 @@ MOST = command_config.MOST_REPLICAS_TO_VERIFY
 def main(settings):
     """Prints the table; raises ClaimFailedError if a claim does not hold."""
     from tfmirror.parallel import devices, verification
-    from tfmirror.training import writers
 
-    check_json_file(settings.json_file)
-    num_gpus = settings.gpus or devices.count_gpus(settings.device_type)
-    num_gpus = min(num_gpus or MOST, MOST)
-    chosen = devices.choose(num_gpus, settings.device_type)
-    # As a training run of so many fixed microbatches has it.
+    chosen = devices.choose(num_gpus(settings, devices), settings.device_type)
+    # As a training run of so many fixed microbatches has it, with --deterministic.
     devices.keep_operations_apart(chosen, verification.NUM_MICROBATCHES)
+    if not chosen.are_stand_ins:
+        devices.use_deterministic_operations()
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
-    outcomes = verify(settings, replica_counts(num_gpus), verification)
+    outcomes = verify(settings, replica_counts(chosen.num_replicas), verification)
     print_table(outcomes, verification.CLAIMS)
-    if settings.json_file:
-        path = config.expand_path("json_file", settings.json_file)
-        writers.write_json(path, table_rows(outcomes, verification.CLAIMS))
+    try:
+        if settings.json_file:
+            write_json(settings.json_file, table_rows(outcomes, verification.CLAIMS))
+    finally:  # what does not hold is said in any case
+        check_outcomes(outcomes)
+    print(f"all {len(verification.CLAIMS)} claims hold")
+
+
+def num_gpus(settings, devices):
+    """Returns how many devices to verify.
+
+    Raises:
+      InputError: there is one GPU, with nothing to compare it to.
+    """
+    found = settings.gpus or devices.count_gpus(settings.device_type) or MOST
+    if found == 1:
+        raise config.InputError(
+            "gpus must be at least 2, to be compared with one: got 1, all there are; "
+            "--device_type=cpu takes logical CPU devices"
+        )
+    return min(found, MOST)
+
+
+def write_json(path, rows):
+    """Writes the rows of the table as the JSON file `path`: whole, or not at all."""
+    from tfmirror.training import checkpoints
+
+    path = config.check_new_file("json_file", path)
+    checkpoints.write_file(path, (json.dumps(rows, indent=2) + "\n").encode())
+
+
+def check_outcomes(outcomes):
+    """Raises ClaimFailedError if a claim does not hold."""
     failed = [
         f"{claim} on {n} replicas {outcome.text}"
         for n, of_n in outcomes.items()
@@ -37,7 +67,6 @@ def main(settings):
     ]
     if failed:
         raise config.ClaimFailedError("; ".join(failed))
-    print(f"all {len(verification.CLAIMS)} claims hold")
 
 
 def print_table(outcomes, claims):
@@ -78,12 +107,6 @@ def verify(settings, counts, verification):
             for claim, tolerance in verification.CLAIMS.items()
         }
     return outcomes
-
-
-def check_json_file(path):
-    """Raises InputError, before a minute is spent, if the file has no folder."""
-    folder = config.expand_path("json_file", path).parent
-    config.require(folder.is_dir(), "json_file", path, "in a folder that is there")
 
 
 def table_rows(outcomes, claims):

@@ -4,9 +4,9 @@
     dataset.train.images                               # [E, H, W, C] uint8
     dataset.train.labels                               # [E] int32 in [0, K)
 
-A name is looked for in this order: embedded (`digits`) or made (`synthetic`,
-`random`); IDX files in `data_dir`; the folder of Debian's package; tensorflow-datasets,
-prepared in `data_dir` or in its usual folder, else downloaded.
+`digits` is embedded, `synthetic` and `random` are made. Any other name is looked for in
+this order: IDX files in `data_dir`; the folder of Debian's package;
+tensorflow-datasets, prepared in `data_dir` or in its usual folder, else downloaded.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
 
     Raises:
       InputError: it isn't found, can't be had, is damaged, isn't image classification,
-        or has fewer examples than a limit asks for.
+        has fewer examples than a limit asks for, or needs no `data_dir`.
     """
     if not re.fullmatch(r"\w[\w/.-]*", name) or ".." in name:
         raise config.InputError(
@@ -80,12 +80,14 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
 
 def _find(name, folder):
     """Returns the dataset `name` from the first place that has it."""
-    if name == "digits":
-        return load_digits()
-    if name == "synthetic":
-        return make_synthetic()
-    if name == "random":
-        return make_random()
+    own = {"digits": load_digits, "synthetic": make_synthetic, "random": make_random}
+    if name in own:
+        if folder:
+            raise config.InputError(
+                f"data_dir must not be given with dataset {name}, which needs no file: "
+                f"got {str(folder)!r}; say with --dataset what is in it, or drop it"
+            )
+        return own[name]()
     for place in (folder, idx.DEBIAN_FOLDER / name.replace("_", "-")):
         if place and (files := idx.find_idx_files(place)):
             return load_idx(name, place, files)
