@@ -10,6 +10,7 @@ from helpers import make_examples, write_idx_folder
 
 from tfmirror import command, command_config, config, inspect_replicas, train
 from tfmirror.data import idx
+from tfmirror.training import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -181,16 +182,24 @@ def test_a_workdir_with_a_run_or_under_a_file_is_refused(elsewhere, tmp_path, ca
     assert (tmp_path / "run" / "config.json").read_text() == "{}"
 
 
-def run_python(*argv, **variables):
-    """Runs Python as a user would; returns what happened."""
+def start_python(*argv, **variables):
+    """Starts Python as a user would; returns the process."""
     environment = {k: v for k, v in os.environ.items() if k != command.LOG_LEVEL}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *argv],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env=environment | variables,
     )
+
+
+def run_python(*argv, **variables):
+    """Runs Python as a user would; returns what happened."""
+    with start_python(*argv, **variables) as process:
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
 def test_a_users_run_prints_its_lines_and_no_noise(tmp_path):
@@ -202,6 +211,19 @@ def test_a_users_run_prints_its_lines_and_no_noise(tmp_path):
     assert lines[3].startswith("devices: CPU:0, CPU:1 (logical CPU devices stand in")
     assert lines[-3].startswith("epoch 1/1  train loss ")
     assert (tmp_path / "summary.json").is_file()
+
+
+def test_a_reader_that_leaves_ends_the_run_and_its_checkpoints_are_whole(tmp_path):
+    folder = tmp_path / "run"
+    argv = ["-m", "tfmirror.train", "--gpus=2", "--epochs=50", f"--workdir={folder}"]
+    with start_python(*argv, "--limit_train_examples=150") as process:
+        while not process.stdout.readline().startswith("traced"):
+            pass
+        process.stdout.close()
+        err = process.stderr.read()
+    assert (process.returncode, err) == (141, "")
+    state, _ = checkpoints.latest(folder / "checkpoints", pytest.fail)
+    assert state.position.num_epochs >= 1 and not (folder / "summary.json").exists()
 
 
 def test_an_error_in_a_process_of_its_own_has_exit_code_2():

@@ -4,12 +4,13 @@ import dataclasses
 import json
 import pathlib
 import resource
+import shutil
 
 import pytest
 
 from tfmirror import config
 from tfmirror.reporting import runs
-from tfmirror.training import interruption, resuming, run
+from tfmirror.training import checkpoints, interruption, resuming, run
 
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
@@ -151,9 +152,39 @@ def test_more_epochs_go_on_from_the_end_in_a_new_folder(whole, tmp_path):
     )
     assert [record["epoch"] for record in longer["epochs"]] == [1, 2, 3]
     assert without_times(longer)["epochs"][:2] == without_times(whole)["epochs"]
+    # Of what is in the new folder, whether the old one had better or not.
+    accuracies = [record["eval_accuracy"] for record in longer["epochs"]]
+    of_best = checkpoints.best_accuracy(tmp_path / "longer" / "checkpoints")
+    assert of_best == max(accuracies[1:])
     best = pathlib.Path(whole["workdir"]) / "checkpoints" / "best.npz"
     again = train(tmp_path / "again", resume=str(best), schedule="cosine")
     assert without_times(again) == without_times(whole)
+
+
+def test_killed_in_a_new_folder_before_its_first_step_it_goes_on_from_there(
+    whole, tmp_path, monkeypatch
+):
+    old, new = tmp_path / "old", tmp_path / "new"
+    stop(monkeypatch, old, 7)  # after the first step of epoch 2
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_trace", lambda job: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(new, resume=str(old))
+    state, _ = checkpoints.latest(new / "checkpoints", pytest.fail)
+    assert state.num_steps == STEPS_PER_EPOCH + 1
+    assert without_times(train(new)) == without_times(whole)
+    of_best = checkpoints.best_accuracy(new / "checkpoints")
+    assert of_best == whole["epochs"][-1]["eval_accuracy"]
+
+
+def test_killed_before_the_best_was_marked_it_is_marked_later(whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole["workdir"], folder)
+    (folder / "checkpoints" / "best.npz").unlink()
+    (folder / "summary.json").unlink()
+    train(folder)
+    of_best = checkpoints.best_accuracy(folder / "checkpoints")
+    assert of_best == whole["epochs"][-1]["eval_accuracy"]
 
 
 def test_a_run_made_longer_is_not_finished_until_it_is(tmp_path, monkeypatch):

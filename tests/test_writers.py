@@ -82,6 +82,13 @@ def test_json_is_written_whole(tmp_path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
+def test_what_tensorflow_can_not_write_is_an_error_of_the_system(tmp_path):
+    (tmp_path / "tensorboard").write_text("a file")
+    with pytest.raises(config.TrainingStoppedError, match="tensorboard: Not a dir"):
+        with writers.stops_on_os_errors(tmp_path), writers.RunWriter(tmp_path):
+            pytest.fail("was made")
+
+
 def test_epochs_go_to_metrics_jsonl_and_to_tensorboard(tmp_path):
     with writers.RunWriter(tmp_path) as writer:
         writer.write_epoch(12, RECORD)

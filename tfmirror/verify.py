@@ -82,7 +82,9 @@ def print_table(outcomes, claims):
     output = console.Console()
     if not output.is_terminal:
         output = console.Console(width=120)
-    output.print(grid)
+    with output.capture() as rendered:
+        output.print(grid)
+    print(rendered.get(), end="")
 
 
 def replica_counts(most):

@@ -68,6 +68,14 @@ def mark_best(path):
     unfinished.replace(path.with_name(BEST))
 
 
+def best_accuracy(folder):
+    """Returns the evaluation accuracy of the folder's best.npz; -1: there is none."""
+    try:
+        return read(folder / BEST).position.records[-1]["eval_accuracy"]
+    except (DamagedError, IndexError, KeyError):  # another is to take its place
+        return -1.0
+
+
 def latest(folder, warn):
     """Returns (State, path) of the last checkpoint in `folder` that is whole.
 

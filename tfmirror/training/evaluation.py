@@ -60,7 +60,7 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
 
 
 def choose_threads(settings, chosen):
-    """Sets TensorFlow's threads as the run had them, for a process that evaluates.
+    """Sets TensorFlow's threads as a run with these settings has them here.
 
     Args:
       settings: of the run, as trained.read_settings gives them.

@@ -82,6 +82,7 @@ class Run:
         self.checkpoint_epochs = every if unit == "epoch" else 0
         self.checkpoint_steps = every if unit == "step" else 0
         self.writes_checkpoints = every > 0
+        self.best_accuracy = checkpoints.best_accuracy(directory / "checkpoints")
 
     def complete(self):
         """Trains to the end; returns what summary.json holds."""
@@ -96,6 +97,9 @@ class Run:
             self.writer.write_json(
                 "environment.json", environment.describe(job.devices)
             )
+            if self.position != states.Position() and self.writes_checkpoints:
+                # Killed before the next one, this run would begin anew, or as before.
+                self._mark_if_best(self._checkpoint(self.position.point))
             trace_seconds = _trace(job)
             self.show.line(f"traced and compiled in {trace_seconds:.1f} s")
             periodics = self._make_periodics()
@@ -167,8 +171,8 @@ class Run:
         record = records.epoch_record(epoch, trained, evaluated)
         self.position = states.Position((*self.position.records, record))
         self.writer.write_epoch(epoch * job.steps_per_epoch, record)
-        self.show.line(terminal.epoch_line(record, epochs))
         self._checkpoint_after_epoch()
+        self.show.line(terminal.epoch_line(record, epochs))
 
     def _after_call(self, on_progress, point):
         """Shows the progress; ends the run if that was asked for."""
@@ -193,14 +197,23 @@ class Run:
         """Writes a checkpoint if one is due, or if it is the best or the last."""
         if not self.writes_checkpoints:
             return
-        accuracies = [record["eval_accuracy"] for record in self.position.records]
-        num_epochs = len(accuracies)
-        is_best = accuracies[-1] > max(accuracies[:-1], default=-1.0)
+        num_epochs = self.position.num_epochs
         is_due = self.checkpoint_epochs and num_epochs % self.checkpoint_epochs == 0
-        if is_best or is_due or num_epochs == self.job.settings.epochs:
-            path = self._checkpoint(loop.START)
-            if is_best:
-                checkpoints.mark_best(path)
+        is_last = num_epochs == self.job.settings.epochs
+        if self._is_best() or is_due or is_last:
+            self._mark_if_best(self._checkpoint(loop.START))
+
+    def _is_best(self):
+        """Returns whether the run stands after an epoch better than `best` in it."""
+        if not self.position.records or self.position.point != loop.START:
+            return False
+        return self.position.records[-1]["eval_accuracy"] > self.best_accuracy
+
+    def _mark_if_best(self, path):
+        """Makes the checkpoint at `path`, where the run stands, `best` if it is."""
+        if self._is_best():
+            checkpoints.mark_best(path)
+            self.best_accuracy = self.position.records[-1]["eval_accuracy"]
 
     def _checkpoint(self, point):
         """Writes a checkpoint at a Point of the epoch; returns its path."""

@@ -11,11 +11,19 @@ import contextlib
 from rich import console, progress
 
 
+class _Console(console.Console):
+    """A console that leaves it to the command how to end when its reader has left."""
+
+    def on_broken_pipe(self):
+        """Raises the BrokenPipeError on which it is called; rich would exit here."""
+        raise
+
+
 class Terminal:
     """Prints lines, and progress bars where output is a terminal."""
 
     def __init__(self, file=None):
-        self._console = console.Console(file=file, highlight=False, soft_wrap=True)
+        self._console = _Console(file=file, highlight=False, soft_wrap=True)
 
     def line(self, text):
         """Prints one line."""

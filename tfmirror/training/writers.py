@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 
 import filelock
@@ -129,6 +130,8 @@ def stops_on_os_errors(directory):
     """
     try:
         yield
+    except BrokenPipeError:  # of what is printed, whose reader has left: command.run's
+        raise
     except OSError as error:
         raise config.TrainingStoppedError(
             f"{directory} can't be written: {error.strerror or error}; the checkpoints "
@@ -147,8 +150,9 @@ class RunWriter:
         self.directory = pathlib.Path(directory)
         events = self.directory / "tensorboard"
         shutil.rmtree(events, ignore_errors=True)
+        with _os_errors_of_tensorflow():
+            self._events = tf.summary.create_file_writer(str(events))
         self._lines = open(self.directory / "metrics.jsonl", "w", encoding="utf-8")
-        self._events = tf.summary.create_file_writer(str(events))
         for record in records:
             self.write_epoch(record["epoch"] * steps_per_epoch, record)
 
@@ -157,7 +161,8 @@ class RunWriter:
 
     def __exit__(self, *exception):
         self._lines.close()
-        self._events.close()
+        with _os_errors_of_tensorflow():
+            self._events.close()
 
     def write_json(self, name, content):
         """Writes `content` as the file `name` of the run directory."""
@@ -174,10 +179,22 @@ class RunWriter:
         line |= {name: record[key] for key, name in metrics.NAMES.items()}
         self._lines.write(json.dumps(line) + "\n")
         self._lines.flush()
-        with self._events.as_default(step=step):
-            for key, name in metrics.NAMES.items():
-                _write_scalar(name, record[key])
-        self._events.flush()
+        with _os_errors_of_tensorflow():
+            with self._events.as_default(step=step):
+                for key, name in metrics.NAMES.items():
+                    _write_scalar(name, record[key])
+            self._events.flush()
+
+
+@contextlib.contextmanager
+def _os_errors_of_tensorflow():
+    """Raises what TensorFlow can't write as Python has it: as an OSError."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        # Without the name of the operation.
+        why = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", error.message).strip()
+        raise OSError(f"tensorboard: {why}") from error
 
 
 def _write_scalar(name, value):
