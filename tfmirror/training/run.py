@@ -98,7 +98,8 @@ class Run:
                 "environment.json", environment.describe(job.devices)
             )
             if self.position != states.Position() and self.writes_checkpoints:
-                # Killed before the next one, this run would begin anew, or as before.
+                # Killed before the next one, it would else begin anew in a new folder,
+                # and in the old one go on with the settings of before.
                 self._mark_if_best(self._checkpoint(self.position.point))
             trace_seconds = _trace(job)
             self.show.line(f"traced and compiled in {trace_seconds:.1f} s")
