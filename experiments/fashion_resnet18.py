@@ -48,7 +48,8 @@ def train_config(settings, setup):
 
 def main(settings):
     """Trains both runs and shows how they compare."""
-    from tfmirror.reporting import plots, runs
+    from tfmirror.reporting import plots
+    from tfmirror.rundir import reader
     from tfmirror.training import run
 
     summaries = [run.train(train_config(settings, s)) for s in RUNS]
@@ -56,7 +57,7 @@ def main(settings):
     folder = pathlib.Path(settings.workdir)
     print(table := result_table(summaries))
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    drawn = plots.draw_accuracy([runs.read(s["workdir"]) for s in summaries])
+    drawn = plots.draw_accuracy([reader.read(s["workdir"]) for s in summaries])
     plots.save(drawn, folder / "accuracy.png")
 
 

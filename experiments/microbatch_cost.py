@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import statistics
 
-from tfmirror import command, config, metrics
+from tfmirror import command, errors, metrics
 
 GLOBAL_BATCH_SIZES = (128, 512)
 MICROBATCHES = 8
@@ -37,8 +37,8 @@ class ExperimentConfig:
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
     got = settings.repetitions
-    config.require(got >= 1, "repetitions", got, "at least 1")
-    config.require(settings.seconds > 0, "seconds", settings.seconds, "more than 0")
+    errors.require(got >= 1, "repetitions", got, "at least 1")
+    errors.require(settings.seconds > 0, "seconds", settings.seconds, "more than 0")
 
 
 def main(settings):
@@ -63,9 +63,9 @@ def main(settings):
 
 def speeds(settings, num_replicas, global_batch_size):
     """Returns images a second of each turn: of none fixed, of few, and of many."""
-    from tfmirror.benchmarking import contenders, measuring, work
+    from tfmirror.benchmarking import contenders, rounds, workload
 
-    free = work.Work(
+    free = workload.Workload(
         "tfmirror",
         "cnn",
         settings.dataset,
@@ -81,7 +81,7 @@ def speeds(settings, num_replicas, global_batch_size):
     ]
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(contenders.Contender(w)) for w in works]
-        taken = measuring.take_turns(started, settings.repetitions, settings.seconds)
+        taken = rounds.take_turns(started, settings.repetitions, settings.seconds)
         return [taken[contender] for contender in started]
 
 

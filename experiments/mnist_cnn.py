@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 from statistics import median
 
-from tfmirror import command, config, metrics
+from tfmirror import command, config, errors, metrics
 
 # As the chapter calls its run().
 SETTINGS = ("gpus", "global_batch_size", "learning_rate")
@@ -36,12 +36,13 @@ class ExperimentConfig:
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
     got = settings.num_seeds
-    config.require(got >= 1, "num_seeds", got, "at least 1")
+    errors.require(got >= 1, "num_seeds", got, "at least 1")
 
 
 def main(settings):
     """Trains every run with every seed, in turn, and prints what came out."""
-    from tfmirror.training import run, writers
+    from tfmirror.rundir import directory
+    from tfmirror.training import run
 
     folder = pathlib.Path(settings.workdir)
     shared = dataclasses.asdict(settings)
@@ -55,7 +56,7 @@ def main(settings):
         print(epoch_table(seed, [summaries[setup][-1] for setup in RUNS]))
     print(table := result_table(summaries))
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    writers.write_json(folder / "results.json", sum(summaries.values(), []))
+    directory.write_json(folder / "results.json", sum(summaries.values(), []))
 
 
 def epoch_table(seed, summaries):

@@ -9,7 +9,7 @@ tracing, which a run does once, stands beside.
 import dataclasses
 import itertools
 
-from tfmirror import command, config, metrics
+from tfmirror import command, config, errors, metrics
 
 TITLES = (
     "preset | replicas | reached | seconds to it: median (range) | tracing, s "
@@ -40,9 +40,9 @@ class ExperimentConfig:
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
     got, accuracy = settings.num_seeds, settings.accuracy
-    config.require(got >= 1, "num_seeds", got, "at least 1")
-    config.require(0 < accuracy <= 1, "accuracy", accuracy, "more than 0 and at most 1")
-    config.require_one_of(config.PRESETS, "preset", settings.preset)
+    errors.require(got >= 1, "num_seeds", got, "at least 1")
+    errors.require(0 < accuracy <= 1, "accuracy", accuracy, "more than 0 and at most 1")
+    errors.require_one_of(config.PRESETS, "preset", settings.preset)
 
 
 def main(settings):

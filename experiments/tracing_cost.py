@@ -12,7 +12,7 @@ import functools
 import statistics
 import time
 
-from tfmirror import command, config
+from tfmirror import command, errors
 
 MODELS = ("probe", "cnn", "resnet18")
 MICROBATCHES = (8, 64)
@@ -33,7 +33,7 @@ class ExperimentConfig:
 def check(settings):
     """Raises InputError for a wrong setting of the experiment's own."""
     got = settings.repetitions
-    config.require(got >= 1, "repetitions", got, "at least 1")
+    errors.require(got >= 1, "repetitions", got, "at least 1")
 
 
 def main(settings):
@@ -59,7 +59,7 @@ def seconds_to_trace(settings, name, num_microbatches):
     """Returns how long the steps of full batches and of an uneven last one take."""
     from tfmirror import models
     from tfmirror.data import datasets
-    from tfmirror.parallel import devices, microbatches, segments, step, updates
+    from tfmirror.parallel import devices, microbatches, optimizers, segments, step
     from tfmirror.training import loop
 
     chosen = devices.choose(settings.gpus, settings.device_type)
@@ -67,8 +67,8 @@ def seconds_to_trace(settings, name, num_microbatches):
     examples = datasets.load("synthetic").train
     with strategy.scope():
         model = models.build(name, datasets.SYNTHETIC_SHAPE, 10)
-        optimizer = updates.make_optimizer("sgd", 0.1)
-        update = updates.Update(optimizer, model)
+        optimizer = optimizers.make_optimizer("sgd", 0.1)
+        optimizer = optimizers.MirroredOptimizer(optimizer, model)
     shares = microbatches.share_out(chosen.num_replicas, num_microbatches)
     start = time.perf_counter()
     made = segments.make_segments(
@@ -77,7 +77,7 @@ def seconds_to_trace(settings, name, num_microbatches):
         microbatches.plan_epoch(
             4 * GLOBAL_BATCH_SIZE + 100, GLOBAL_BATCH_SIZE, shares, True
         ),
-        functools.partial(step.make_train_steps, strategy, model, update),
+        functools.partial(step.make_train_steps, strategy, model, optimizer),
     )
     loop.trace(made, step.zero_totals())
     return time.perf_counter() - start

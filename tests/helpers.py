@@ -8,7 +8,7 @@ import numpy as np
 
 from tfmirror import command, models
 from tfmirror.data import datasets, idx
-from tfmirror.parallel import devices, microbatches, subtrees, updates
+from tfmirror.parallel import devices, microbatches, optimizers, subtrees
 
 NUM_CLASSES = 10
 
@@ -20,23 +20,25 @@ def make_strategy(num_replicas):
     return strategy
 
 
-def watch_threads(monkeypatch, at_once=2):
+def watch_threads(monkeypatch, max_concurrent=2):
     """Lets replicas compute so many microbatches at a time.
 
-    Returns ([at_once of each subtrees.compile_sums], [microbatches for which operations
-    were kept apart]) to come.
+    Returns two lists that fill up later: the max_concurrent of each
+    subtrees.compile_sums, and the microbatches of each use_one_thread_per_op.
     """
     compiled, kept_apart = [], []
     compile_sums = subtrees.compile_sums
 
-    def compile_and_note(*args, at_once=1):
-        compiled.append(at_once)
-        return compile_sums(*args, at_once=at_once)
+    def compile_and_note(*args, max_concurrent=1):
+        compiled.append(max_concurrent)
+        return compile_sums(*args, max_concurrent=max_concurrent)
 
     monkeypatch.setattr(subtrees, "compile_sums", compile_and_note)
-    monkeypatch.setattr(devices, "microbatches_at_once", lambda chosen: at_once)
     monkeypatch.setattr(
-        devices, "keep_operations_apart", lambda _, number: kept_apart.append(number)
+        devices, "max_concurrent_microbatches", lambda chosen: max_concurrent
+    )
+    monkeypatch.setattr(
+        devices, "use_one_thread_per_op", lambda _, number: kept_apart.append(number)
     )
     return compiled, kept_apart
 
@@ -69,18 +71,20 @@ def build_linear(strategy, seed=0, shape=(4, 4, 1)):
         )
 
 
-def build_update(strategy, model, learning_rate=0.1, **settings):
+def build_optimizer(strategy, model, learning_rate=0.1, **settings):
     """Returns the Update of plain SGD for `model`, or of what `settings` say."""
     extras = {k: settings.pop(k) for k in ("ema_decay", "scales_loss") if k in settings}
     name = settings.pop("name", "sgd")
     with strategy.scope():
-        optimizer = updates.make_optimizer(name, learning_rate, **settings)
-        return updates.Update(optimizer, model, **extras)
+        optimizer = optimizers.make_optimizer(name, learning_rate, **settings)
+        return optimizers.MirroredOptimizer(optimizer, model, **extras)
 
 
-def make_plan(part_sizes, num_batches=1):
+def make_plan(per_replica_batch_sizes, num_batches=1):
     """Returns the BatchPlan of one microbatch a replica, of these sizes."""
-    return microbatches.BatchPlan(0, num_batches, part_sizes, (1,) * len(part_sizes))
+    return microbatches.BatchPlan(
+        0, num_batches, per_replica_batch_sizes, (1,) * len(per_replica_batch_sizes)
+    )
 
 
 def linear_reference(weights, examples):
@@ -157,7 +161,7 @@ def make_call(main, settings_class, check):
     """
 
     def call(capsys, *argv):
-        code = command.exit_code(
+        code = command.run_and_return_exit_code(
             main, settings_class, "", check, [str(a) for a in argv]
         )
         return (code, *capsys.readouterr())

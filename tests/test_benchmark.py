@@ -9,19 +9,19 @@ import PIL.Image
 import pytest
 from helpers import make_call
 
-from tfmirror import benchmark, command_config, config, hardware, models
+from tfmirror import benchmark, command_config, config, errors, hardware, models
 from tfmirror.benchmarking import (
+    contender_process,
     contenders,
-    measuring,
-    roof,
-    showing,
-    work,
-    worker,
+    flops,
+    roofline,
+    rounds,
+    tables,
+    workload,
 )
-from tfmirror.models import operations
 from tfmirror.parallel import segments
 from tfmirror.reporting import plots
-from tfmirror.training import job
+from tfmirror.training import setup
 
 
 def test_operations_are_those_of_the_arithmetic():
@@ -30,11 +30,13 @@ def test_operations_are_those_of_the_arithmetic():
     conv1, conv2 = 24 * 24 * 20 * (9 * 1), 8 * 8 * 50 * (25 * 20)
     dense = 800 * 128 + 128 * 10
     expected = 2 * (3 * (conv1 + conv2 + dense) - conv1)
-    assert operations.training_operations(model) == expected
+    assert flops.training_operations(model) == expected
 
 
 def make_work(contender="tfmirror", num_replicas=2, precision="float32", batch=128):
-    return work.Work(contender, "cnn", "synthetic", "", num_replicas, batch, precision)
+    return workload.Workload(
+        contender, "cnn", "synthetic", "", num_replicas, batch, precision
+    )
 
 
 class Fake:
@@ -45,7 +47,7 @@ class Fake:
 
     def __init__(self, work, torch_python):
         if work.contender == "torch_ddp":
-            raise config.InputError("no torch")
+            raise errors.InputError("no torch")
         self.work, self.ready = work, {"operations": 1000, "trace_seconds": 1.0}
         self.start_seconds = 3.0
 
@@ -71,30 +73,28 @@ def test_contenders_take_turns_that_are_turned_round(monkeypatch):
     monkeypatch.setattr(contenders, "Contender", Fake)
     monkeypatch.setattr(Fake, "asked", [])
     said, works = [], [make_work(), make_work("keras_fit"), make_work("torch_ddp")]
-    found, missing = measuring.measure(
-        works, repetitions=3, seconds=1.0, say=said.append
-    )
+    found, missing = rounds.measure(works, repetitions=3, seconds=1.0, say=said.append)
     assert [m.work for m in found] == works[:2] and missing == ["no torch"]
-    turns = [turn for turn in Fake.asked if turn[1] != measuring.WARM_UP_STEPS]
+    turns = [turn for turn in Fake.asked if turn[1] != rounds.WARM_UP_STEPS]
     ours, theirs = ("tfmirror", 100), ("keras_fit", 50)
     assert turns == [ours, theirs, theirs, ours, ours, theirs]
     assert found[0].speeds == pytest.approx([12_800] * 3)
     assert found[0].share_of_roof == pytest.approx(12_800 * 1000 / 64e6)
-    (only,) = measuring.ratios(found, ideal_grows=False)
+    (only,) = rounds.ratios(found, ideal_grows=False)
     assert (only.median, only.ideal) == (pytest.approx(2.0), None)
     assert "left out: no torch" in said
-    table = showing.speed_table(found)
+    table = tables.speed_table(found)
     assert (
         "12,800 (12,800 to 12,800) | 6,400 | 10.00 | 3.0 | 1.0 | 1,024 | 20% of 0"
         in table
     )
-    parts = showing.parts_table(found)
+    parts = tables.parts_table(found)
     assert "| 10.00 | 0.10 | 5.00 | 1.00 | 4.00 |" in parts
 
 
 def make_measured(speeds, **kwargs):
     work = make_work(**kwargs)
-    return measuring.Measured(work, tuple(speeds), 1.0, {}, None, None, None)
+    return rounds.Measured(work, tuple(speeds), 1.0, {}, None, None, None)
 
 
 @pytest.mark.parametrize(("grows", "ideal"), [(True, 4.0), (False, 1.0)])
@@ -102,7 +102,7 @@ def test_ratios_are_paired_and_have_their_ideal(grows, ideal):
     one = make_measured([100.0, 200.0, 400.0], num_replicas=1)
     four = make_measured([300.0, 500.0, 1600.0], num_replicas=4)
     half = make_measured([200.0, 1000.0, 3200.0], num_replicas=4, precision="bfloat16")
-    found = measuring.ratios([one, four, half], grows)
+    found = rounds.ratios([one, four, half], grows)
     assert [(r.of, r.against, r.ideal) for r in found] == [
         (four.work, one.work, ideal),
         (half.work, four.work, None),
@@ -158,7 +158,7 @@ def test_one_batch_is_the_same_again_and_again():
     settings = config.TrainConfig(
         dataset="random", gpus=2, global_batch_size=16, learning_rate=0.1
     )
-    made = job.prepare(*reversed(job.choose(settings)))
+    made = setup.prepare(*reversed(setup.choose(settings)))
     plan = made.train_plans[0]
     examples = made.dataset.train
     again = segments.on_one_batch(made.train_segments[0], made.strategy, examples, plan)
@@ -171,7 +171,7 @@ def test_one_batch_is_the_same_again_and_again():
 
 def test_replicas_are_compared_every_hundred_steps():
     checks = []
-    contender = worker.DriftCheck(make_work(batch=4))
+    contender = contender_process.DriftCheck(make_work(batch=4))
     contender.find_drifts = lambda: checks.append(contender.steps_taken)
     for num_steps in (0, 60, 60, 180):
         contender.run(num_steps)
@@ -179,7 +179,7 @@ def test_replicas_are_compared_every_hundred_steps():
 
 
 def test_a_contender_that_dies_between_its_turns_is_told():
-    with pytest.raises(config.InputError, match="ended with code -9"):
+    with pytest.raises(errors.InputError, match="ended with code -9"):
         with contenders.Contender(make_work(batch=8)) as contender:
             assert contender.ask(2) > 0
             contender._process.kill()
@@ -191,13 +191,13 @@ def test_a_contender_that_dies_between_its_turns_is_told():
     ("interpreter", "says"), [("/bin/echo", "its process said"), ("/bin/false", "code")]
 )
 def test_an_interpreter_that_is_none_is_told(interpreter, says):
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         contenders.Contender(make_work("torch_ddp"), interpreter)
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    small = work.Work("tfmirror", "cnn", "digits", "", 2, 2048, "float32")
-    with pytest.raises(config.InputError, match="at most the 1438 training examples"):
+    small = workload.Workload("tfmirror", "cnn", "digits", "", 2, 2048, "float32")
+    with pytest.raises(errors.InputError, match="at most the 1438 training examples"):
         contenders.Contender(small)
 
 
@@ -205,7 +205,7 @@ def test_more_replicas_are_predicted_and_compared_with_what_was_measured():
     settings = command_config.BenchmarkConfig(predict="8", replicas_per_host=8)
     parts = {"compute": 5e-3, "reduction_of_bytes": {"1000000": 1e-3, "8000000": 8e-3}}
     found = [
-        measuring.Measured(
+        rounds.Measured(
             make_work(num_replicas=n, batch=64 * n, precision=precision),
             (speed,),
             1.0,
@@ -228,16 +228,18 @@ def test_more_replicas_are_predicted_and_compared_with_what_was_measured():
     }
     # 10 ms a step of which 1 ms is the ring of two, at 1 GB/s: of four, 1.5 ms.
     assert predicted[0]["images_per_second"] == pytest.approx(256 / 10.5e-3)
-    assert showing.prediction_table(predicted).count("of 20,000 measured") == 2
+    assert tables.prediction_table(predicted).count("of 20,000 measured") == 2
 
 
 def test_a_contender_that_fails_says_why():
     bad = make_work()
-    with pytest.raises(config.InputError, match="can't be measured.*synthetics"):
+    with pytest.raises(errors.InputError, match="can't be measured.*synthetics"):
         with contextlib.ExitStack() as stack:
             stack.enter_context(
                 contenders.Contender(
-                    work.Work("tfmirror", "cnn", "synthetics", "", 2, 8, bad.precision)
+                    workload.Workload(
+                        "tfmirror", "cnn", "synthetics", "", 2, 8, bad.precision
+                    )
                 )
             )
 
@@ -292,20 +294,20 @@ def test_wrong_input_is_one_line(capsys, argv, says):
 
 def test_the_roof_counts_the_products_of_all_devices(monkeypatch):
     """Two a device and call here, of 2 x 32^3 operations each, in a quarter second."""
-    monkeypatch.setattr(roof, "MATRIX_SIDE", 32)
-    monkeypatch.setattr(roof, "PRODUCTS", 2)
+    monkeypatch.setattr(roofline, "MATRIX_SIDE", 32)
+    monkeypatch.setattr(roofline, "PRODUCTS", 2)
     clock = itertools.count(0, 0.25)
-    monkeypatch.setattr(roof.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: next(clock))
     multiplied = []
-    matmul = roof.tf.matmul
+    matmul = roofline.tf.matmul
 
     def count(a, b):
         multiplied.append(a.device)
         return matmul(a, b)
 
-    monkeypatch.setattr(roof.tf, "matmul", count)
+    monkeypatch.setattr(roofline.tf, "matmul", count)
     names = ("CPU:0", "CPU:1", "CPU:2")
-    rate = roof.matrix_product_rate(names, "float32")
+    rate = roofline.matrix_product_rate(names, "float32")
     assert len(multiplied) == 2 * len(names)
     assert {device[-5:] for device in multiplied} == set(names)
     assert rate == 6 * 2 * 32**3 / 0.25

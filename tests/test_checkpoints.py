@@ -13,18 +13,18 @@ import pytest
 from helpers import faults
 
 from tfmirror import metrics
-from tfmirror.training import checkpoints, loop, state
+from tfmirror.rundir import checkpoints, state
 
 
 def make_state(num_steps=7, seed=0):
-    """Returns a State of which no part is empty."""
+    """Returns a RunState of which no part is empty."""
     rng = np.random.default_rng(seed)
-    return state.State(
+    return state.RunState(
         settings={"model": "cnn", "gpus": 2, "data_dir": "a folder/ü"},
         data_sha256="ab" * 32,
-        position=state.Position(
+        position=state.RunProgress(
             ({"epoch": 1, "train_loss": 0.1 + 0.2, "eval_accuracy": 1 / 3},),
-            loop.Point(3, metrics.Totals(1e17 / 3, 12, 96), 1.25),
+            state.PassProgress(3, metrics.Totals(1e17 / 3, 12, 96), 1.25),
         ),
         num_steps=num_steps,
         model={"input_shape": [28, 28, 1], "num_classes": 10, "variables": ["ü/a"]},

@@ -8,15 +8,17 @@ import sys
 import pytest
 from helpers import make_examples, write_idx_folder
 
-from tfmirror import command, command_config, config, inspect_replicas, train
+from tfmirror import command, command_config, config, errors, inspect_replicas, train
 from tfmirror.data import idx
-from tfmirror.training import checkpoints
+from tfmirror.rundir import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def call(main, *argv, settings_class=config.TrainConfig, check=config.check):
-    return command.exit_code(main, settings_class, "Synopsis.", check, list(argv))
+    return command.run_and_return_exit_code(
+        main, settings_class, "Synopsis.", check, list(argv)
+    )
 
 
 def raising(error):
@@ -30,11 +32,11 @@ def raising(error):
     ("error", "code", "line"),
     [
         (
-            config.InputError("gpus must be\n  more: got 1"),
+            errors.InputError("gpus must be\n  more: got 1"),
             2,
             "gpus must be more: got 1",
         ),
-        (config.TrainingStoppedError("loss is nan"), 3, "loss is nan"),
+        (errors.TrainingStoppedError("loss is nan"), 3, "loss is nan"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )

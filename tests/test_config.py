@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfmirror import command_config, config, models
+from tfmirror import command_config, config, errors, models
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ from tfmirror import command_config, config, models
     ],
 )
 def test_wrong_settings_are_refused(wrong, says):
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         config.check(config.TrainConfig(**wrong))
 
 
@@ -122,9 +122,9 @@ def test_presets_are_right_settings(preset):
 
 
 def test_fewer_examples_than_replicas_or_microbatches_in_a_batch_are_refused():
-    with pytest.raises(config.InputError, match="got 3 for 4 replicas"):
+    with pytest.raises(errors.InputError, match="got 3 for 4 replicas"):
         config.resolve(config.TrainConfig(global_batch_size=3), 4)
-    with pytest.raises(config.InputError, match="got 7 for 8 microbatches"):
+    with pytest.raises(errors.InputError, match="got 7 for 8 microbatches"):
         config.resolve(config.TrainConfig(global_batch_size=7, microbatches=8), 2)
 
 

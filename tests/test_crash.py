@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tfmirror import command
-from tfmirror.training import checkpoints
+from tfmirror.rundir import checkpoints
 
 # Checkpoints after every second step, so that some kills fall into their writing.
 COMMAND = [

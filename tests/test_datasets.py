@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import make_examples, write_idx_folder
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import datasets, idx
 
 
@@ -96,7 +96,7 @@ def test_idx_files_in_data_dir_come_first_then_debians(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["digits", "synthetic", "random"])
 def test_a_folder_is_never_passed_over_in_silence(tmp_path, name):
-    with pytest.raises(config.InputError, match=f"must not be given with .* {name}"):
+    with pytest.raises(errors.InputError, match=f"must not be given with .* {name}"):
         datasets.load(name, str(tmp_path))
 
 
@@ -113,7 +113,7 @@ def test_limits_take_the_first_examples_and_refuse_more_than_there_are():
     np.testing.assert_array_equal(cut.train.images, whole.train.images[:7])
     np.testing.assert_array_equal(cut.eval.labels, whole.eval.labels[:3])
     with pytest.raises(
-        config.InputError, match="limit_train_examples .* 1,438 .* got 1439"
+        errors.InputError, match="limit_train_examples .* 1,438 .* got 1439"
     ):
         datasets.load("digits", limit_train_examples=1439)
 
@@ -143,19 +143,19 @@ def wider(examples):
 def test_parts_that_do_not_fit_are_refused(tmp_path, spoil, says):
     good = make_examples(4)
     folder = write_idx_folder(tmp_path, good, spoil(good))
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         datasets.load("mnist", folder)
 
 
 @pytest.mark.parametrize("name", ["", "../mnist", "a/../b", "mnist;rm", "-x", "a b"])
 def test_a_name_that_is_a_path_or_worse_is_refused(name):
-    with pytest.raises(config.InputError, match="dataset must be a name"):
+    with pytest.raises(errors.InputError, match="dataset must be a name"):
         datasets.load(name)
 
 
 def test_a_data_dir_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(
-        config.InputError, match="data_dir must be a folder that is there"
+        errors.InputError, match="data_dir must be a folder that is there"
     ):
         datasets.load("mnist", str(tmp_path / "nowhere"))
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tfmirror import config, hardware
+from tfmirror import config, errors, hardware
 from tfmirror.parallel import devices
-from tfmirror.training import job
+from tfmirror.training import setup
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_choose_says_what_is_there(
     fake_machine, num_gpus, device_type, there, has_driver, says
 ):
     fake_machine(there, has_driver)
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         devices.choose(num_gpus, device_type)
 
 
@@ -111,14 +111,14 @@ def test_the_reduction_is_the_one_asked_for(
 @pytest.mark.parametrize("all_reduce", ["nccl", "hierarchical"])
 def test_a_reduction_of_gpus_is_refused_on_stand_ins(all_reduce):
     two = devices.Devices(("CPU:0", "CPU:1"), are_stand_ins=True)
-    with pytest.raises(config.InputError, match=f"all_reduce={all_reduce} is of GPUs"):
+    with pytest.raises(errors.InputError, match=f"all_reduce={all_reduce} is of GPUs"):
         devices.make_strategy(two, all_reduce)
 
 
 def test_threads_are_set_before_tensorflow_runs_or_refused():
     tf.constant(0)
     devices.set_threads(0, 0)  # as they are
-    with pytest.raises(config.InputError, match="can't be changed once TensorFlow"):
+    with pytest.raises(errors.InputError, match="can't be changed once TensorFlow"):
         devices.set_threads(1, 0)
     code = (
         "import tensorflow as tf\n"
@@ -154,10 +154,11 @@ def test_operations_of_replicas_on_all_of_four_cores_are_kept_apart(settings, th
         "os.sched_getaffinity = lambda pid: range(4)\n"
         "import tensorflow as tf\n"
         "from tfmirror import config\n"
-        "from tfmirror.training import environment, job\n"
+        "from tfmirror.rundir import environment\n"
+        "from tfmirror.training import setup\n"
         f"settings = config.TrainConfig({settings}, device_type='cpu')\n"
-        "job.choose_threads(settings)\n"
-        "chosen, resolved = job.choose(settings)\n"
+        "setup.choose_threads(settings)\n"
+        "chosen, resolved = setup.choose(settings)\n"
         "assert resolved.intra_op_threads == settings.intra_op_threads\n"
         "print(environment.describe(chosen)['intra_op_threads'])\n"
     )
@@ -192,11 +193,11 @@ def test_a_replica_computes_so_many_microbatches_at_once_that_six_cores_have_wor
     monkeypatch.setattr(hardware, "num_cores", lambda: 6)
     names = tuple(f"X:{k}" for k in range(num_replicas))
     chosen = devices.Devices(names, are_stand_ins)
-    assert devices.microbatches_at_once(chosen) == expected
+    assert devices.max_concurrent_microbatches(chosen) == expected
 
 
 def test_a_process_that_runs_already_keeps_its_threads():
     tf.constant(0)
     before = tf.config.threading.get_intra_op_parallelism_threads()
-    job.choose_threads(config.TrainConfig(gpus=8, device_type="cpu"))
+    setup.choose_threads(config.TrainConfig(gpus=8, device_type="cpu"))
     assert tf.config.threading.get_intra_op_parallelism_threads() == before != 1

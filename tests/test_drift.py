@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import build_cnn, build_update, make_strategy, replica_copies
+from helpers import build_cnn, build_optimizer, make_strategy, replica_copies
 
-from tfmirror import config
-from tfmirror.parallel import drift
+from tfmirror import config, errors
+from tfmirror.diagnostics import drift
 from tfmirror.training import run
 
 
@@ -23,8 +23,8 @@ def mirrored():
     """(strategy, {path: variable}) of the cnn with momentum on three replicas."""
     strategy = make_strategy(3)
     model = build_cnn(strategy)
-    update = build_update(strategy, model, momentum=0.9, ema_decay=0.5)
-    return strategy, {v.path: v for v in [*model.variables, *update.variables]}
+    optimizer = build_optimizer(strategy, model, momentum=0.9, ema_decay=0.5)
+    return strategy, {v.path: v for v in [*model.variables, *optimizer.variables]}
 
 
 def test_equal_replicas_have_not_drifted(mirrored):
@@ -80,13 +80,16 @@ def spoiled_run(tmp_path, monkeypatch, on_drift):
     )
     original = run.make_drift_check
 
-    def spoiling(job, show):
-        check = original(job, show)
+    def spoiling(training_setup, show):
+        check = original(training_setup, show)
 
         def spoil_then_check(steps_taken, point):
             if steps_taken == 4:
                 flip_bit(
-                    job.strategy, job.variables["cnn/conv2/bias"], replica=1, index=3
+                    training_setup.strategy,
+                    training_setup.variables["cnn/conv2/bias"],
+                    replica=1,
+                    index=3,
                 )
             check(steps_taken, point)
 
@@ -98,7 +101,7 @@ def spoiled_run(tmp_path, monkeypatch, on_drift):
 
 def test_training_stops_on_drift_and_names_it(tmp_path, monkeypatch):
     says = "after step 4 replicas differ from replica 0: cnn/conv2/bias of replica 1 by"
-    with pytest.raises(config.TrainingStoppedError, match=says):
+    with pytest.raises(errors.TrainingStoppedError, match=says):
         spoiled_run(tmp_path, monkeypatch, "stop")
 
 

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from tfmirror import config
-from tfmirror.training import checkpoints, run
+from tfmirror.rundir import checkpoints
+from tfmirror.training import run
 
 MEGABYTE = 2**20
 

@@ -10,7 +10,8 @@ import pytest
 from helpers import make_call, make_examples, watch_threads, write_idx_folder
 
 from tfmirror import command_config, config, evaluate
-from tfmirror.training import checkpoints, run
+from tfmirror.rundir import checkpoints
+from tfmirror.training import run
 
 call = make_call(
     evaluate.main, command_config.EvaluateConfig, command_config.check_evaluate

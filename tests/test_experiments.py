@@ -34,7 +34,7 @@ def test_mnist_cnn_trains_the_chapters_two_runs_afresh(
     experiment = load_experiment("mnist_cnn")
     argv = [f"--data_dir={digits_as_mnist}", f"--workdir={tmp_path / 'out'}"]
     argv += ["--epochs=2", "--num_seeds=2", "--limit_train_examples=400"]
-    code = command.exit_code(
+    code = command.run_and_return_exit_code(
         experiment.main, experiment.ExperimentConfig, "", experiment.check, argv
     )
     out, err = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_microbatch_cost_prints_a_row_for_each_number_of_replicas(
 
 def call(experiment, settings_class, *argv):
     """Calls an experiment; returns (exit code, output)."""
-    return command.exit_code(
+    return command.run_and_return_exit_code(
         experiment.main, settings_class, "", experiment.check, list(argv)
     )
 

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from helpers import make_call, make_examples, make_strategy
 
-from tfmirror import command_config, export, models
-from tfmirror.parallel import prediction
-from tfmirror.training import exporting, trained
+from tfmirror import command_config, models
+from tfmirror import export as export_command
+from tfmirror.inference import export, loading, prediction
 
 SHAPE = (16, 16, 3)
 
@@ -22,7 +22,7 @@ def make_trained(name, precision):
         if variable.path.endswith(("gamma", "beta", "mean", "variance")):
             values[k] = rng.uniform(0.5, 1.5, variable.shape).astype(np.float32)
     settings = {"model": name, "precision": precision}
-    return trained.Trained("a test", settings, SHAPE, 10, tuple(values))
+    return loading.Trained("a test", settings, SHAPE, 10, tuple(values))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -31,12 +31,12 @@ def test_plain_keras_and_a_saved_model_predict_the_same_bits(name, precision, tm
     found = make_trained(name, precision)
     images = make_examples(100, shape=SHAPE).images
     strategy = make_strategy(2)
-    expected = prediction.predict(strategy, trained.build(found, strategy), images)
+    expected = prediction.predict(strategy, loading.build(found, strategy), images)
     assert np.unique(expected).size > 500  # 100 examples, no two alike
 
-    model = trained.build(found)
-    exporting.write_keras(model, tmp_path / "model.keras")
-    exporting.write_saved_model(model, tmp_path / "saved")
+    model = loading.build(found)
+    export.write_keras(model, tmp_path / "model.keras")
+    export.write_saved_model(model, tmp_path / "saved")
     plain = keras.models.load_model(tmp_path / "model.keras")
     assert not any("call" in vars(layer) for layer in plain.layers)
     scaled = images * np.float32(1 / 255)
@@ -50,7 +50,9 @@ def test_plain_keras_and_a_saved_model_predict_the_same_bits(name, precision, tm
     np.testing.assert_array_equal(served["classes"], expected.argmax(axis=1))
 
 
-call = make_call(export.main, command_config.ExportConfig, command_config.check_export)
+call = make_call(
+    export_command.main, command_config.ExportConfig, command_config.check_export
+)
 
 
 def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsys):
@@ -63,7 +65,7 @@ def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsy
     assert f"wrote {saved}: cnn of {best}" in out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1", "best.keras"]
     model = keras.models.load_model(keras_file)
-    found = trained.find(best, pytest.fail)
+    found = loading.find(best, pytest.fail)
     for variable, value in zip(model.variables, found.variables, strict=True):
         np.testing.assert_array_equal(variable, value)
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from helpers import (
     build_linear,
-    build_update,
+    build_optimizer,
     linear_reference,
     make_examples,
     make_strategy,
@@ -20,7 +20,8 @@ from helpers import (
 )
 
 from tfmirror.data import datasets
-from tfmirror.parallel import contribution, microbatches, prediction, segments, step
+from tfmirror.inference import prediction
+from tfmirror.parallel import gradients, microbatches, segments, step
 
 SHAPE = (4, 4, 1)
 
@@ -35,7 +36,7 @@ def take_steps(model_of, examples, shares, num_steps=1, batch_size=None, **setti
     strategy = make_strategy(len(shares))
     model = model_of(strategy)
     first = [weights.copy() for weights in model.get_weights()]
-    update = build_update(strategy, model, **settings)
+    optimizer = build_optimizer(strategy, model, **settings)
     plans = microbatches.plan_epoch(
         len(examples),
         batch_size or len(examples),
@@ -46,7 +47,7 @@ def take_steps(model_of, examples, shares, num_steps=1, batch_size=None, **setti
         strategy,
         examples,
         plans,
-        lambda plan: step.make_train_steps(strategy, model, update, plan),
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     ):
         segment.run(num_steps, step.zero_totals())
     return strategy, model, first
@@ -135,7 +136,7 @@ def test_replicas_drop_out_otherwise_and_inference_not_at_all():
     )
     losses = {
         float(
-            contribution.microbatch_sums(
+            gradients.microbatch_gradients(
                 model, weights, state, images, labels, draw
             ).loss
         )

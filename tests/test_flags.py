@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tfmirror import command_config, config, flags
+from tfmirror import command_config, config, errors, flags
 
 CLASSES = [
     config.TrainConfig,
@@ -63,7 +63,7 @@ def test_values_have_the_type_of_their_setting():
     ],
 )
 def test_wrong_arguments_are_refused(argument, says):
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         flags.parse([argument], config.TrainConfig)
 
 
@@ -101,9 +101,9 @@ def test_flags_beside_a_preset_win():
 
 
 def test_an_unknown_preset_is_refused():
-    with pytest.raises(config.InputError, match="preset must be one of .*accurate"):
+    with pytest.raises(errors.InputError, match="preset must be one of .*accurate"):
         flags.parse(["--preset=best"], config.TrainConfig)
-    with pytest.raises(config.InputError, match="Unknown command line flag 'preset'"):
+    with pytest.raises(errors.InputError, match="Unknown command line flag 'preset'"):
         flags.parse(["--preset=accurate"], command_config.InspectConfig)
 
 

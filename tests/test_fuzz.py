@@ -10,7 +10,7 @@ import pytest
 from helpers import idx_bytes
 from hypothesis import strategies as st
 
-from tfmirror import config, flags
+from tfmirror import config, errors, flags
 from tfmirror.data import idx
 
 NUM_INPUTS = [300, pytest.param(10_000, marks=pytest.mark.slow)]
@@ -73,7 +73,7 @@ def test_the_idx_reader_gives_what_is_in_the_file_or_refuses_it(num_inputs, tmp_
         (tmp_path / name).write_bytes(content)
         try:
             array = idx.read_idx(tmp_path / name, num_dimensions)
-        except config.InputError as error:
+        except errors.InputError as error:
             assert "\n" not in str(error)
             answers["refused"] += 1
             return
@@ -114,7 +114,7 @@ def test_the_flag_parser_gives_settings_or_says_what_is_wrong(num_inputs):
             resolved = config.resolve(settings, num_replicas)
         except flags.HelpRequested:
             return
-        except config.InputError:
+        except errors.InputError:
             answers["refused"] += 1
             return
         answers["parsed"] += 1

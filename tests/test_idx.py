@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import faults, idx_bytes, make_examples, write_idx_folder
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import idx
 
 
@@ -66,15 +66,15 @@ HTML = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
 )
 def test_refuses_what_is_not_the_file_it_should_be(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(config.InputError, match=says) as error:
+    with pytest.raises(errors.InputError, match=says) as error:
         idx.read_idx(tmp_path / name, 3)
     assert str(tmp_path / name) in str(error.value)
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    with pytest.raises(config.InputError, match="can't be read: No such file"):
+    with pytest.raises(errors.InputError, match="can't be read: No such file"):
         idx.read_idx(tmp_path / "missing", 3)
-    with pytest.raises(config.InputError, match="can't be read: Is a directory"):
+    with pytest.raises(errors.InputError, match="can't be read: Is a directory"):
         idx.read_idx(tmp_path, 3)
 
 
@@ -93,7 +93,7 @@ def test_a_folder_without_idx_files_is_none_and_a_missing_one_is_named(tmp_path)
     examples = make_examples(3)
     write_idx_folder(tmp_path, examples, examples)
     pathlib.Path(tmp_path, "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(config.InputError, match="t10k-labels-idx1-ubyte.gz is missing"):
+    with pytest.raises(errors.InputError, match="t10k-labels-idx1-ubyte.gz is missing"):
         idx.find_idx_files(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_every_fault_of_a_packed_file_is_recognised_or_harmless(
         count += 1
         try:
             found = idx.read_idx(path, 3)
-        except config.InputError:
+        except errors.InputError:
             continue
         if what != "another file's":  # whole, but of other data
             np.testing.assert_array_equal(found, ARRAY, what)

@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 from helpers import faults, idx_bytes, make_examples
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import images
 
 SHAPE = (28, 20, 1)
@@ -56,7 +56,7 @@ def test_idx_files_give_all_their_images_in_order(tmp_path, name, pack):
 )
 def test_other_files_are_refused(tmp_path, make, says):
     make(tmp_path / "a")
-    with pytest.raises(config.InputError) as error:
+    with pytest.raises(errors.InputError) as error:
         images.read(tmp_path / "a", SHAPE)
     assert says in str(error.value) and "\n" not in str(error.value)
     assert str(tmp_path / "a") in str(error.value)
@@ -67,14 +67,14 @@ def test_several_frames_are_refused(tmp_path):
     frames[0].save(
         tmp_path / "a.tif", format="TIFF", save_all=True, append_images=frames[1:]
     )
-    with pytest.raises(config.InputError, match="one image is expected, got 3 frames"):
+    with pytest.raises(errors.InputError, match="one image is expected, got 3 frames"):
         images.read(tmp_path / "a.tif", SHAPE)
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused_unread(tmp_path):
     """Its header alone says 30,000 x 30,000; nothing is decoded."""
     PIL.Image.new("1", (30_000, 30_000)).save(tmp_path / "a.png")
-    with pytest.raises(config.InputError, match="a.png"):
+    with pytest.raises(errors.InputError, match="a.png"):
         images.read(tmp_path / "a.png", SHAPE)
 
 
@@ -88,6 +88,6 @@ def test_every_fault_of_a_png_is_recognised_or_harmless(tmp_path):
         try:
             found = images.read(path, SHAPE)
             assert (found == PIXELS[:1]).all(), what
-        except config.InputError:
+        except errors.InputError:
             recognised += 1
     assert count == 76 and recognised > 60

@@ -10,7 +10,7 @@ from tfmirror import command, command_config, inspect_replicas
 
 def show(capsys, *argv):
     """Returns what the command prints."""
-    code = command.exit_code(
+    code = command.run_and_return_exit_code(
         inspect_replicas.main,
         command_config.InspectConfig,
         "",
@@ -28,7 +28,10 @@ def report(capsys):
 
 
 def test_json_has_every_replicas_part(report):
-    assert report["stand_in_devices"] is True and report["part_sizes"] == [2, 2]
+    assert report["stand_in_devices"] is True and report["per_replica_batch_sizes"] == [
+        2,
+        2,
+    ]
     assert np.shape(report["logits"]) == (2, 2, 10) and np.shape(report["labels"]) == (
         2,
         2,

@@ -10,8 +10,8 @@ from helpers import (
     replica_copies,
 )
 
-from tfmirror import config, metrics
-from tfmirror.parallel import inspection
+from tfmirror import errors, metrics
+from tfmirror.diagnostics import inspection
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def view():
 
 def test_every_replica_sees_its_own_part(view):
     examples = make_examples(5)
-    assert view.part_sizes == (2, 2, 1) and len(view.devices) == 3
+    assert view.per_replica_batch_sizes == (2, 2, 1) and len(view.devices) == 3
     assert [d.rsplit(":", 1)[1] for d in view.devices] == ["0", "1", "2"]
     np.testing.assert_array_equal(np.concatenate(view.labels), examples.labels)
     model = build_cnn(make_strategy(1))  # the same weights on one device
@@ -65,7 +65,7 @@ def test_a_variable_is_found_by_the_end_of_its_path(view):
     assert view.variable("cnn/conv2/bias").path == "cnn/conv2/bias"
     for path in ("kernel", "nv2/bias", "nothing"):
         with pytest.raises(
-            config.InputError, match="variable must be one of cnn/conv1/"
+            errors.InputError, match="variable must be one of cnn/conv1/"
         ):
             view.variable(path)
 
@@ -93,11 +93,15 @@ def test_a_copy_that_has_drifted_is_seen():
     )
 
 
-@pytest.mark.parametrize("part_sizes", [(2,), (2, 3), (1, 1, 2)])
-def test_part_sizes_that_do_not_fit_are_refused(part_sizes):
+@pytest.mark.parametrize("per_replica_batch_sizes", [(2,), (2, 3), (1, 1, 2)])
+def test_part_sizes_that_do_not_fit_are_refused(per_replica_batch_sizes):
     strategy = make_strategy(2)
     examples = make_examples(4)
-    with pytest.raises(config.InputError, match="2 sizes that sum to 4: got"):
+    with pytest.raises(errors.InputError, match="2 sizes that sum to 4: got"):
         inspection.inspect(
-            strategy, build_cnn(strategy), examples.images, examples.labels, part_sizes
+            strategy,
+            build_cnn(strategy),
+            examples.images,
+            examples.labels,
+            per_replica_batch_sizes,
         )

@@ -7,6 +7,7 @@ import pytest
 
 from tfmirror import metrics
 from tfmirror.parallel import segments, step
+from tfmirror.rundir.state import PassProgress
 from tfmirror.training import loop
 
 
@@ -82,7 +83,7 @@ def test_a_pass_goes_on_where_it_stood():
     for num_steps in range(10):
         num_examples = min(num_steps, 7) * 16 + max(num_steps - 7, 0) * 5
         totals = metrics.Totals(0.5 * num_steps, 2 * num_steps, num_examples)
-        start = loop.Point(num_steps, totals, seconds=0.1 * num_steps)
+        start = PassProgress(num_steps, totals, seconds=0.1 * num_steps)
         full.calls, last.calls, full.now, last.now = [], [], 100.0, 0.0
         reached = loop.run_pass(
             both,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.parallel import microbatches
 
 
@@ -34,10 +34,12 @@ def test_even_split(total, num_parts, expected):
 )
 def test_plan_epoch(num_examples, global_batch_size, shares, expected):
     plans = microbatches.plan_epoch(num_examples, global_batch_size, shares)
-    assert [(p.first, p.num_batches, p.part_sizes) for p in plans] == expected
+    assert [
+        (p.first, p.num_batches, p.per_replica_batch_sizes) for p in plans
+    ] == expected
     assert sum(p.num_batches * p.global_batch_size for p in plans) == num_examples
     for plan in plans:
-        assert sum(plan.part_sizes) == plan.global_batch_size
+        assert sum(plan.per_replica_batch_sizes) == plan.global_batch_size
         assert [len(plan.microbatches_of(r)) for r in range(len(shares))] == list(
             shares
         )
@@ -88,5 +90,5 @@ def test_share_out(num_replicas, num_microbatches, explicit, expected):
 def test_shares_that_do_not_fit_are_refused(
     num_replicas, num_microbatches, explicit, says
 ):
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         microbatches.share_out(num_replicas, num_microbatches, explicit)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfmirror import config, models
+from tfmirror import errors, models
 
 
 def test_the_cnn_has_the_chapters_parameters():
@@ -99,5 +99,5 @@ def test_arithmetic_has_the_precision_and_variables_are_float32(name, precision)
 def test_the_cnn_takes_other_images_and_refuses_too_small_ones():
     assert models.build("cnn", (32, 32, 3), 7).output_shape == (None, 7)
     assert models.build("cnn", (14, 14, 1), 2).output_shape == (None, 2)
-    with pytest.raises(config.InputError, match="at least 14 pixels .* got 13x20"):
+    with pytest.raises(errors.InputError, match="at least 14 pixels .* got 13x20"):
         models.build("cnn", (13, 20, 1), 10)

@@ -19,7 +19,7 @@ def take(examples, plan, num_epochs, shuffle_seed):
             pipeline.batch_parts(
                 numbered,
                 first=batches.first,
-                part_sizes=batches.part_sizes,
+                per_replica_batch_sizes=batches.per_replica_batch_sizes,
                 batches_per_epoch=batches.num_batches,
                 shuffle_seed=shuffle_seed,
             )
@@ -31,8 +31,12 @@ def take(examples, plan, num_epochs, shuffle_seed):
         epoch = []
         for batches, iterator in zip(plan, iterators, strict=True):
             for _ in range(batches.num_batches):
-                parts = list(itertools.islice(iterator, len(batches.part_sizes)))
-                assert [len(labels) for _, labels in parts] == list(batches.part_sizes)
+                parts = list(
+                    itertools.islice(iterator, len(batches.per_replica_batch_sizes))
+                )
+                assert [len(labels) for _, labels in parts] == list(
+                    batches.per_replica_batch_sizes
+                )
                 for images, labels in parts:
                     np.testing.assert_array_equal(images, examples.images[labels])
                 epoch.append(np.concatenate([labels.numpy() for _, labels in parts]))
@@ -111,7 +115,7 @@ def test_it_starts_after_skipped_batches_and_has_no_end(skipped):
         return pipeline.batch_parts(
             numbered,
             first=0,
-            part_sizes=(2, 1),
+            per_replica_batch_sizes=(2, 1),
             batches_per_epoch=4,
             skipped_batches=skipped_batches,
         )

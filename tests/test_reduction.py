@@ -41,7 +41,7 @@ def order_of(shares, num_leaves):
     sums = {}
     for r in range(len(shares)):
         leaves = {(k, 1): str(k) for k in plan.microbatches_of(r)}
-        for block in reduction.aligned_blocks(plan.microbatches_of(r), num_leaves):
+        for block in reduction.aligned_subtrees(plan.microbatches_of(r), num_leaves):
             sums[block] = expression(block, leaves, num_leaves)
     return expression((0, reduction.tree_size(num_leaves)), sums, num_leaves)
 
@@ -77,13 +77,13 @@ def test_the_order_is_the_balanced_tree():
     ],
 )
 def test_aligned_blocks(leaves, num_leaves, expected):
-    assert reduction.aligned_blocks(leaves, num_leaves) == expected
+    assert reduction.aligned_subtrees(leaves, num_leaves) == expected
 
 
 @pytest.mark.parametrize("shares", [(5,), (3, 2), (0, 5), (2, 0, 3), (1, 1, 1, 1, 1)])
 def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
     """NumPy adds the same five float32 numbers as ((0+1)+(2+3))+4."""
-    reduction.keep_order_of_additions()
+    reduction.disable_arithmetic_optimizer()
     values = np.array([1e8, 1.5, -1e8, 3.25, 0.1], np.float32)
     v = values
     expected = ((v[0] + v[1]) + (v[2] + v[3])) + v[4]
@@ -91,7 +91,8 @@ def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
     strategy = make_strategy(len(shares))
     plan = microbatches.BatchPlan(0, 1, (1,) * 5, shares)
     blocks = [
-        reduction.aligned_blocks(plan.microbatches_of(r), 5) for r in range(len(shares))
+        reduction.aligned_subtrees(plan.microbatches_of(r), 5)
+        for r in range(len(shares))
     ]
 
     def replica():

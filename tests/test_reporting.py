@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from tfmirror import command, command_config, config, metrics, report
-from tfmirror.reporting import comparison, page, plots, runs
+from tfmirror import command, command_config, errors, metrics, report
+from tfmirror.reporting import comparison, page, plots
+from tfmirror.rundir import reader
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -45,13 +46,13 @@ def write_run(folder, accuracies=(0.5, 0.7), speed=100.0, *, finished=True, **se
 def call(*argv):
     """Calls the command; returns its exit code."""
     check = command_config.check_report
-    return command.exit_code(
+    return command.run_and_return_exit_code(
         report.main, command_config.ReportConfig, "", check, list(argv)
     )
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
-    run = runs.read(write_run(tmp_path / "a", gpus=2))
+    run = reader.read(write_run(tmp_path / "a", gpus=2))
     assert (run.name, run.num_replicas, run.is_finished) == ("a", 2, True)
     assert run.values("eval_accuracy") == [0.5, 0.7] and run.values("epoch") == [1, 2]
     assert run.seconds == [0.0, 12.5, 25.0]
@@ -63,11 +64,11 @@ def test_an_interrupted_run_is_read_up_to_its_last_whole_line(tmp_path):
     write_run(folder, (0.5, 0.6, 0.7), finished=False, epochs=5)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 28, "epo')
-    run = runs.read(folder)
+    run = reader.read(folder)
     assert not run.is_finished and run.values("epoch") == [1, 2, 3]
     assert comparison.compare([run])[0].state == "not finished: 3 of 5 epochs"
     (folder / "metrics.jsonl").unlink()
-    run = runs.read(folder)
+    run = reader.read(folder)
     assert run.records == [] and run.images_per_second is None
 
 
@@ -78,7 +79,7 @@ def test_speed_up_and_efficiency_are_relative_to_the_fewest_replicas(tmp_path):
         write_run(tmp_path / "other", speed=10.0, gpus=2, model="resnet18"),
         write_run(tmp_path / "none", (), finished=False, gpus=8),
     ]
-    four, one, other, none = comparison.compare([runs.read(path) for path in given])
+    four, one, other, none = comparison.compare([reader.read(path) for path in given])
     assert (four.speed_up, four.efficiency, four.baseline) == (3.0, 0.75, 2)
     assert four.per_replica == 75.0
     assert (one.speed_up, one.efficiency) == (1.0, 1.0)
@@ -88,13 +89,13 @@ def test_speed_up_and_efficiency_are_relative_to_the_fewest_replicas(tmp_path):
 
 
 def test_the_best_accuracy_is_not_the_last_one(tmp_path):
-    (row,) = comparison.compare([runs.read(write_run(tmp_path / "a", (0.9, 0.8)))])
+    (row,) = comparison.compare([reader.read(write_run(tmp_path / "a", (0.9, 0.8)))])
     assert (row.best_accuracy, row.final_accuracy) == (0.9, 0.8)
 
 
 def test_only_settings_that_differ_are_listed(tmp_path):
-    given = [runs.read(write_run(tmp_path / str(n), gpus=n, extra=1)) for n in (1, 2)]
-    given.append(runs.read(write_run(tmp_path / "3", gpus=2)))
+    given = [reader.read(write_run(tmp_path / str(n), gpus=n, extra=1)) for n in (1, 2)]
+    given.append(reader.read(write_run(tmp_path / "3", gpus=2)))
     differing = comparison.differing_settings(given)
     assert differing == {"gpus": [1, 2, 2], "extra": [1, 1, None]}
 
@@ -104,14 +105,14 @@ HOSTILE = """<img src=x onerror=alert(1)> "quoted" & 'such' $x_1$"""
 
 def test_names_and_settings_are_escaped(tmp_path):
     given = write_run(tmp_path / HOSTILE, data_dir="</td><script>alert(2)</script>")
-    html = page.make_page([runs.read(given)], PNG)
+    html = page.make_page([reader.read(given)], PNG)
     assert "<img src=x" not in html and "<script" not in html
     assert "&lt;img src=x onerror=alert(1)&gt; &#34;quoted&#34; &amp;" in html
     assert "&lt;/td&gt;&lt;script&gt;alert(2)" in html
 
 
 def test_the_page_needs_nothing_beside_it(tmp_path):
-    given = [runs.read(write_run(tmp_path / name)) for name in "ab"]
+    given = [reader.read(write_run(tmp_path / name)) for name in "ab"]
     html = page.make_page(given, PNG)
     sources = re.findall(r"""(?:src|href)=["']?([^"' >]*)""", html)
     assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
@@ -120,7 +121,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path):
 
 @pytest.mark.parametrize("names", ["a", "abcdefgh", "abcdefghijklm"])
 def test_any_number_of_runs_is_drawn(tmp_path, names):
-    given = [runs.read(write_run(tmp_path / name)) for name in names]
+    given = [reader.read(write_run(tmp_path / name)) for name in names]
     drawn = plots.draw_curves(given)
     assert plots.to_png(drawn).startswith(PNG)
     solid = [
@@ -136,7 +137,7 @@ def test_any_number_of_runs_is_drawn(tmp_path, names):
 
 @pytest.mark.parametrize("name", ["_hidden", "$x_1", "x" * 90, "東京", HOSTILE])
 def test_any_name_is_in_the_legend(tmp_path, name):
-    run = runs.read(write_run(tmp_path / name))
+    run = reader.read(write_run(tmp_path / name))
     drawn = plots.draw_curves([run])
     assert plots.to_png(drawn).startswith(PNG)
     text = drawn.legends[0].get_texts()[0].get_text()
@@ -144,7 +145,7 @@ def test_any_name_is_in_the_legend(tmp_path, name):
 
 
 def test_a_run_without_a_finished_epoch_is_drawn(tmp_path):
-    run = runs.read(write_run(tmp_path / "a", (), finished=False))
+    run = reader.read(write_run(tmp_path / "a", (), finished=False))
     assert plots.to_png(plots.draw_curves([run])).startswith(PNG)
 
 
@@ -212,12 +213,12 @@ def test_wrong_arguments_are_one_line(argv, says, capsys):
 
 def test_a_report_needs_no_tensorflow():
     code = (
-        "import sys; from tfmirror.reporting import page, plots, runs; "
+        "import sys; from tfmirror.reporting import page, plots; "
         "import tfmirror.report; sys.exit('tensorflow' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_input_errors_are_those_of_the_commands():
-    with pytest.raises(config.InputError):
-        runs.read("nowhere")
+    with pytest.raises(errors.InputError):
+        reader.read("nowhere")

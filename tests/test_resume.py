@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from tfmirror import config
-from tfmirror.reporting import runs
-from tfmirror.training import checkpoints, interruption, resuming, run
+from tfmirror import config, errors
+from tfmirror.rundir import checkpoints, reader, resume
+from tfmirror.training import interruption, run
 
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
@@ -68,7 +68,7 @@ def stop(monkeypatch, folder, num_steps, **changes):
     try:
         train(folder, **changes)
         pytest.fail("was not interrupted")
-    except config.InterruptedRunError as error:
+    except errors.InterruptedRunError as error:
         return str(error)
     finally:
         monkeypatch.undo()
@@ -90,17 +90,17 @@ def test_stopped_on_four_and_on_one_it_ends_on_two_to_the_bit(
     assert not (folder / "summary.json").exists()
     said = stop(monkeypatch, folder, 3, gpus=1)  # the 2 that are left, 1 of evaluation
     assert "interrupted after step 4 of epoch 1; wrote" in said
-    assert runs.read(folder).values("epoch") == []
+    assert reader.read(folder).values("epoch") == []
     said = stop(monkeypatch, folder, 3, gpus=2)  # the 2 of evaluation, 1 of epoch 2
     assert "interrupted after step 1 of epoch 2; wrote" in said
-    assert runs.read(folder).values("epoch") == [1]
+    assert reader.read(folder).values("epoch") == [1]
     resumed = train(folder, gpus=2)
     assert without_times(resumed) == without_times(whole)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     assert resumed["num_replicas"] == 2 and whole["num_replicas"] == 4
     out = capsys.readouterr().out
     assert "resumed from" in out and "warning" not in out
-    assert runs.read(folder).values("epoch") == [1, 2]
+    assert reader.read(folder).values("epoch") == [1, 2]
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == [STEPS_PER_EPOCH, 2 * STEPS_PER_EPOCH]
@@ -112,7 +112,7 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
     again = train(whole["workdir"])
     assert again == whole
     assert capsys.readouterr().out == f"finished already: {whole['workdir']}\n"
-    with pytest.raises(config.InputError, match="holds a run already"):
+    with pytest.raises(errors.InputError, match="holds a run already"):
         train(whole["workdir"], resume="never")
 
 
@@ -167,7 +167,7 @@ def test_killed_in_a_new_folder_before_its_first_step_it_goes_on_from_there(
     old, new = tmp_path / "old", tmp_path / "new"
     stop(monkeypatch, old, 7)  # after the first step of epoch 2
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_trace", lambda job: 1 / 0)
+        patch.setattr(run, "_trace", lambda training_setup: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(new, resume=str(old))
     state, _ = checkpoints.latest(new / "checkpoints", pytest.fail)
@@ -192,14 +192,14 @@ def test_a_run_made_longer_is_not_finished_until_it_is(tmp_path, monkeypatch):
     train(folder, epochs=1)
     longer = {"epochs": 2, "resume_override": "epochs"}
     stop(monkeypatch, folder, 2, **longer)
-    assert not runs.read(folder).is_finished
+    assert not reader.read(folder).is_finished
     assert len(train(folder, **longer)["epochs"]) == 2
 
 
 def test_a_finished_run_without_checkpoints_is_not_written_over(tmp_path):
     folder = tmp_path / "run"
     first = train(folder, epochs=1, checkpoint_every="")
-    with pytest.raises(config.InputError, match="finished run without a checkpoint"):
+    with pytest.raises(errors.InputError, match="finished run without a checkpoint"):
         train(folder, epochs=2, resume_override="epochs")
     assert train(folder, epochs=1) == first
 
@@ -226,7 +226,7 @@ def test_a_finished_run_without_checkpoints_is_not_written_over(tmp_path):
 )
 def test_a_run_of_other_settings_is_refused(whole, changes, says, tmp_path):
     changes = {"resume": whole["workdir"]} | changes
-    with pytest.raises(config.InputError, match=says):
+    with pytest.raises(errors.InputError, match=says):
         train(tmp_path / "new", **changes)
     assert not (tmp_path / "new").exists()
 
@@ -244,7 +244,7 @@ def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
         return dataset
 
     monkeypatch.setattr(datasets, "load", load_other)
-    with pytest.raises(config.InputError, match="trained on other data"):
+    with pytest.raises(errors.InputError, match="trained on other data"):
         train(folder)
 
 
@@ -253,7 +253,7 @@ def test_without_a_fixed_tree_another_number_of_replicas_must_be_asked_for(
 ):
     folder = tmp_path / "run"
     stop(monkeypatch, folder, 2, microbatches=0, gpus=2)
-    with pytest.raises(config.InputError, match="gpus 2, now 1; .*=gpus"):
+    with pytest.raises(errors.InputError, match="gpus 2, now 1; .*=gpus"):
         train(folder, microbatches=0, gpus=1)
     train(folder, microbatches=0, gpus=1, resume_override="gpus")
 
@@ -287,10 +287,10 @@ def test_another_processor_or_other_threads_are_warned_of(
 def test_a_run_from_before_a_setting_was_there_had_its_default():
     earlier = dataclasses.asdict(SETTINGS)
     del earlier["pack_mb"]
-    resuming.check_settings(earlier, SETTINGS)
+    resume.check_settings(earlier, SETTINGS)
     now = dataclasses.replace(SETTINGS, pack_mb=2.0)
-    with pytest.raises(config.InputError, match="other settings: pack_mb 0.0, now 2.0"):
-        resuming.check_settings(earlier, now)
+    with pytest.raises(errors.InputError, match="other settings: pack_mb 0.0, now 2.0"):
+        resume.check_settings(earlier, now)
 
 
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_path):
@@ -298,7 +298,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
     try:
-        with pytest.raises(config.TrainingStoppedError) as error:
+        with pytest.raises(errors.TrainingStoppedError) as error:
             train(folder)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -308,13 +308,13 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_
 
 
 def test_two_runs_in_one_folder_are_refused(whole, tmp_path):
-    from tfmirror.training import writers
+    from tfmirror.rundir import directory
 
     (tmp_path / "config.json").write_text(
         (pathlib.Path(whole["workdir"]) / "config.json").read_text()
     )
-    with writers.lock(tmp_path):
-        with pytest.raises(config.InputError, match="in use: another process trains"):
+    with directory.lock(tmp_path):
+        with pytest.raises(errors.InputError, match="in use: another process trains"):
             train(tmp_path)
     assert not (tmp_path / "checkpoints").exists()
 

@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import pytest
 
-from tfmirror import config, hardware
+from tfmirror import config, errors, hardware
 from tfmirror.data import datasets
-from tfmirror.training import environment, records, run
+from tfmirror.rundir import environment
+from tfmirror.training import progress, run
 
 SUMMARY_KEYS = (
     "model dataset num_train_examples num_eval_examples num_replicas num_workers "
@@ -101,7 +102,7 @@ def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas)
 
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
     with pytest.raises(
-        config.TrainingStoppedError, match="step 2 .* replica 0, microbatch 0"
+        errors.TrainingStoppedError, match="step 2 .* replica 0, microbatch 0"
     ):
         train(tmp_path / "run", learning_rate=1e30)
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -126,8 +127,8 @@ def test_bfloat16_without_instructions_for_it_is_warned_of(
     (tmp_path / "cpuinfo").write_text(f"model name: A\nflags: fpu {flag}\n")
     monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
     settings = config.TrainConfig(precision="bfloat16")
-    assert bool(records.extra_lines(settings)) == warns
-    assert records.extra_lines(config.TrainConfig()) == []
+    assert bool(progress.extra_lines(settings)) == warns
+    assert progress.extra_lines(config.TrainConfig()) == []
 
 
 @pytest.mark.slow

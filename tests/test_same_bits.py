@@ -7,7 +7,7 @@ import sys
 
 import keras
 import pytest
-from helpers import build_update, make_strategy
+from helpers import build_optimizer, make_strategy
 
 from tfmirror import metrics
 from tfmirror.data import augmentation, datasets
@@ -42,14 +42,14 @@ def build_small_net(strategy, policy):
         keras.config.set_dtype_policy("float32")
 
 
-def run(shares, *, policy="float32", in_fixed_tree=True, at_once=1):
+def run(shares, *, policy="float32", in_fixed_tree=True, max_concurrent=1):
     """Trains and evaluates; returns (digest of all variables, totals of both passes).
 
     75 examples in batches of 32: the last batch has 11. Evaluation has 41 + 32.
     """
     strategy = make_strategy(len(shares))
     model = build_small_net(strategy, policy)
-    update = build_update(
+    optimizer = build_optimizer(
         strategy,
         model,
         learning_rate=schedules.make_schedule("cosine", 0.1, 3 * EPOCHS, 2),
@@ -68,16 +68,16 @@ def run(shares, *, policy="float32", in_fixed_tree=True, at_once=1):
         step.make_train_steps,
         strategy,
         model,
-        update,
+        optimizer,
         augment=augmentation.make_augment(flips=True, seed=0),
-        at_once=at_once,
+        max_concurrent=max_concurrent,
     )
     make_eval = functools.partial(
         step.make_eval_steps,
         strategy,
         model,
-        weights=update.evaluated_variables,
-        at_once=at_once,
+        weights=optimizer.evaluated_variables,
+        max_concurrent=max_concurrent,
     )
     training = segments.make_segments(
         strategy, digits.train, train_plans, make_train, 0
@@ -86,7 +86,7 @@ def run(shares, *, policy="float32", in_fixed_tree=True, at_once=1):
     for _ in range(EPOCHS):
         trained = loop.run_pass(training, step.zero_totals()).totals
     evaluated = loop.run_pass(evaluation, step.zero_totals()).totals
-    digest = metrics.weights_sha256([*model.variables, *update.variables])
+    digest = metrics.weights_sha256([*model.variables, *optimizer.variables])
     return digest, trained, evaluated
 
 
@@ -112,9 +112,9 @@ def test_eight_microbatches_give_the_same_bits_on_any_replicas(shares):
     assert run(shares) == on_one_device(8)
 
 
-@pytest.mark.parametrize("at_once", quick_and_slow(quick=[2], slow=[4, 8]))
-def test_microbatches_side_by_side_give_the_same_bits(at_once):
-    assert run((8,), at_once=at_once) == on_one_device(8)
+@pytest.mark.parametrize("max_concurrent", quick_and_slow(quick=[2], slow=[4, 8]))
+def test_microbatches_side_by_side_give_the_same_bits(max_concurrent):
+    assert run((8,), max_concurrent=max_concurrent) == on_one_device(8)
 
 
 def test_one_core_gives_the_same_bits_as_two(tmp_path):
@@ -126,11 +126,11 @@ def test_one_core_gives_the_same_bits_as_two(tmp_path):
         "import os, sys\n"
         "os.sched_setaffinity(0, eval(sys.argv[1]))\n"
         "from tfmirror import config\n"
-        "from tfmirror.training import job, run\n"
+        "from tfmirror.training import run, setup\n"
         "settings = config.TrainConfig(gpus=int(sys.argv[2]), microbatches=4,\n"
         "    global_batch_size=32, limit_train_examples=107, epochs=1,\n"
         "    limit_eval_examples=50, workdir=sys.argv[3], device_type='cpu')\n"
-        "job.choose_threads(settings)\n"
+        "setup.choose_threads(settings)\n"
         "print(run.train(settings)['weights_sha256'])\n"
     )
 

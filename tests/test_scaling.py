@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfmirror.benchmarking import measuring, scaling, work
+from tfmirror.benchmarking import rounds, scaling, workload
 
 LINK = scaling.Link(alpha=1e-4, beta=1e-9)
 
@@ -64,9 +64,9 @@ def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds)
 
 @pytest.mark.parametrize("share_cores", [False, True])
 def test_what_was_fitted_on_is_given_back(share_cores):
-    done = work.Work("tfmirror", "cnn", "synthetic", "", 2, 128, "float32")
+    done = workload.Workload("tfmirror", "cnn", "synthetic", "", 2, 128, "float32")
     sizes = {str(n): scaling.ring_seconds(n, 2, LINK) for n in (10**6, 10**7, 10**8)}
-    measured = measuring.Measured(
+    measured = rounds.Measured(
         work=done,
         speeds=(6400.0,),  # 20 ms a step
         start_seconds=1.0,

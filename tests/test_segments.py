@@ -2,7 +2,13 @@
 
 import functools
 
-from helpers import build_linear, build_update, make_examples, make_plan, make_strategy
+from helpers import (
+    build_linear,
+    build_optimizer,
+    make_examples,
+    make_plan,
+    make_strategy,
+)
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfmirror.parallel import segments, step
@@ -21,12 +27,12 @@ def test_device_datasets_are_not_tuned(monkeypatch):
     monkeypatch.setattr(multi_device_iterator_ops, "_create_device_dataset", record)
     strategy = make_strategy(2)
     model = build_linear(strategy)
-    update = build_update(strategy, model)
+    optimizer = build_optimizer(strategy, model)
     segments.make_segments(
         strategy,
         make_examples(16, shape=(4, 4, 1)),
         [make_plan((4, 4), 2)],
-        functools.partial(step.make_train_steps, strategy, model, update),
+        functools.partial(step.make_train_steps, strategy, model, optimizer),
     )
     assert len(calls) == 2  # one a replica
     args, kwargs = calls[0]

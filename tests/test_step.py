@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers import (
     build_cnn,
     build_linear,
-    build_update,
+    build_optimizer,
     linear_reference,
     make_examples,
     make_plan,
@@ -18,15 +18,9 @@ from helpers import (
     replica_copies,
 )
 
-from tfmirror import config, metrics
-from tfmirror.parallel import (
-    contribution,
-    inspection,
-    microbatches,
-    segments,
-    step,
-    updates,
-)
+from tfmirror import errors, metrics
+from tfmirror.diagnostics import inspection
+from tfmirror.parallel import gradients, microbatches, optimizers, segments, step
 from tfmirror.training import loop
 
 RTOL = 1e-5  # float32, sums of up to 64 terms in another order
@@ -44,13 +38,13 @@ def keras_gradients(model, examples):
     ]
 
 
-def train(strategy, model, update, examples, part_sizes, num_steps=1):
+def train(strategy, model, optimizer, examples, per_replica_batch_sizes, num_steps=1):
     """Takes steps over the first examples, in stored order; returns the Totals."""
     (segment,) = segments.make_segments(
         strategy,
         examples,
-        [make_plan(part_sizes, num_steps)],
-        lambda plan: step.make_train_steps(strategy, model, update, plan),
+        [make_plan(per_replica_batch_sizes, num_steps)],
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
     return segment.run(num_steps, step.zero_totals())
 
@@ -61,7 +55,7 @@ def make_plans(num_examples, global_batch_size, num_replicas):
 
 
 @pytest.mark.parametrize(
-    ("part_sizes", "what"),
+    ("per_replica_batch_sizes", "what"),
     [
         ((16, 16), "even"),
         ((8, 8, 8, 8), "even"),
@@ -72,13 +66,15 @@ def make_plans(num_examples, global_batch_size, num_replicas):
         ((7, 1, 2), "unequal shares"),
     ],
 )
-def test_the_aggregated_gradient_is_that_of_the_whole_batch(part_sizes, what):
-    strategy = make_strategy(len(part_sizes))
+def test_the_aggregated_gradient_is_that_of_the_whole_batch(
+    per_replica_batch_sizes, what
+):
+    strategy = make_strategy(len(per_replica_batch_sizes))
     assert strategy.num_replicas_in_sync >= 2
     model = build_cnn(strategy)
-    examples = make_examples(sum(part_sizes))
+    examples = make_examples(sum(per_replica_batch_sizes))
     view = inspection.inspect(
-        strategy, model, examples.images, examples.labels, part_sizes
+        strategy, model, examples.images, examples.labels, per_replica_batch_sizes
     )
     for variable, expected in zip(
         view.variables, keras_gradients(model, examples), strict=True
@@ -88,23 +84,23 @@ def test_the_aggregated_gradient_is_that_of_the_whole_batch(part_sizes, what):
             np.testing.assert_allclose(
                 aggregated, expected, rtol=RTOL, atol=RTOL * scale
             )
-        if 0 not in part_sizes:  # the replicas did have different data
+        if 0 not in per_replica_batch_sizes:  # the replicas did have different data
             for a, b in itertools.combinations(variable.local_gradients, 2):
                 assert np.abs(a - b).max() > 100 * RTOL * scale
 
 
 @pytest.mark.parametrize(
-    "part_sizes", [(12,), (6, 6), (4, 5, 3), (3, 3, 3, 3), (12, 0)]
+    "per_replica_batch_sizes", [(12,), (6, 6), (4, 5, 3), (3, 3, 3, 3), (12, 0)]
 )
-def test_one_step_is_gradient_descent_on_the_mean_loss(part_sizes):
+def test_one_step_is_gradient_descent_on_the_mean_loss(per_replica_batch_sizes):
     """NumPy in float64 takes the same step: w - lr (1/B) x^T (p - onehot)."""
-    strategy = make_strategy(len(part_sizes))
+    strategy = make_strategy(len(per_replica_batch_sizes))
     model = build_linear(strategy)
-    update = build_update(strategy, model, learning_rate=0.5)
+    optimizer = build_optimizer(strategy, model, learning_rate=0.5)
     examples = make_examples(12, shape=(4, 4, 1))
     (weights,) = model.get_weights()
     loss_sum, num_correct, gradient = linear_reference(weights, examples)
-    totals = train(strategy, model, update, examples, part_sizes)
+    totals = train(strategy, model, optimizer, examples, per_replica_batch_sizes)
     np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
     assert int(totals.num_correct) == num_correct
     np.testing.assert_allclose(
@@ -116,7 +112,7 @@ def test_optimizer_applies_aggregated_gradients_once():
     """The private hook works: gradients are not summed over replicas a second time."""
     strategy = make_strategy(4)
     model = build_linear(strategy)
-    optimizer = build_update(strategy, model, learning_rate=1.0).optimizer
+    optimizer = build_optimizer(strategy, model, learning_rate=1.0).keras_optimizer
     before = model.get_weights()[0]
     gradient = tf.random.stateless_normal(before.shape, seed=(0, 0))
 
@@ -129,14 +125,14 @@ def test_optimizer_applies_aggregated_gradients_once():
 
 def test_an_optimizer_without_the_hook_is_refused():
     with pytest.raises(TypeError, match="not an optimizer that tfmirror knows"):
-        updates.applies_aggregated_gradients(object())
+        optimizers.disable_gradient_all_reduce(object())
 
 
 def test_replicas_stay_equal_to_the_bit_while_their_data_differ():
     strategy = make_strategy(4)
     model = build_cnn(strategy)
-    update = build_update(strategy, model)
-    train(strategy, model, update, make_examples(80), (5, 5, 5, 5), num_steps=4)
+    optimizer = build_optimizer(strategy, model)
+    train(strategy, model, optimizer, make_examples(80), (5, 5, 5, 5), num_steps=4)
     for variable in model.variables:
         copies = replica_copies(strategy, variable)
         assert len(copies) == 4
@@ -150,8 +146,8 @@ def test_one_two_and_four_replicas_train_alike():
     for n in (1, 2, 4):
         strategy = make_strategy(n)
         model = build_cnn(strategy)
-        update = build_update(strategy, model)
-        train(strategy, model, update, examples, microbatches.even_split(16, n), 10)
+        optimizer = build_optimizer(strategy, model)
+        train(strategy, model, optimizer, examples, microbatches.even_split(16, n), 10)
         weights[n] = model.get_weights()
     for n in (2, 4):
         for value, expected in zip(weights[n], weights[1], strict=True):
@@ -163,8 +159,10 @@ def test_one_two_and_four_replicas_train_alike():
     )
 
 
-@pytest.mark.parametrize("part_sizes", [(4, 4), (6, 2), (8, 0)])
-def test_batch_norm_state_is_the_mean_over_replicas_and_on_all_of_them(part_sizes):
+@pytest.mark.parametrize("per_replica_batch_sizes", [(4, 4), (6, 2), (8, 0)])
+def test_batch_norm_state_is_the_mean_over_replicas_and_on_all_of_them(
+    per_replica_batch_sizes,
+):
     """moving = 0.5 initial + 0.5 the mean over replicas that have examples."""
     strategy = make_strategy(2)
     with strategy.scope():
@@ -176,11 +174,11 @@ def test_batch_norm_state_is_the_mean_over_replicas_and_on_all_of_them(part_size
                 keras.layers.Dense(10),
             ]
         )
-    update = build_update(strategy, model)
+    optimizer = build_optimizer(strategy, model)
     examples = make_examples(8, shape=(4, 4, 1))
-    train(strategy, model, update, examples, part_sizes)
+    train(strategy, model, optimizer, examples, per_replica_batch_sizes)
     x = examples.images.reshape(8, 16) / 255.0
-    parts = [part for part in np.split(x, [part_sizes[0]]) if len(part)]
+    parts = [part for part in np.split(x, [per_replica_batch_sizes[0]]) if len(part)]
     mean = 0.5 * np.mean([part.mean(axis=0) for part in parts], axis=0)
     variance = 0.5 * 1 + 0.5 * np.mean([part.var(axis=0) for part in parts], axis=0)
     for variable, expected in (
@@ -214,12 +212,12 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
 def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing():
     strategy = make_strategy(2)
     model = build_linear(strategy)
-    update = build_update(strategy, model)
+    optimizer = build_optimizer(strategy, model)
     examples = make_examples(40, shape=(4, 4, 1))
     made = []
 
     def make_steps(plan):
-        made.append(step.make_train_steps(strategy, model, update, plan))
+        made.append(step.make_train_steps(strategy, model, optimizer, plan))
         return made[-1]
 
     plans = make_plans(40, 16, 2)
@@ -231,7 +229,7 @@ def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing
         full.run(num_steps, step.zero_totals())
     last.run(1, step.zero_totals())
     assert [steps.experimental_get_tracing_count() for steps in made] == [1, 1]
-    assert update.optimizer.iterations.numpy() == 11
+    assert optimizer.keras_optimizer.iterations.numpy() == 11
 
 
 def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
@@ -239,8 +237,10 @@ def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
     for steps_per_loop in (1, 3, 100):
         strategy = make_strategy(2)
         model = build_linear(strategy)
-        update = build_update(strategy, model)
-        make_steps = functools.partial(step.make_train_steps, strategy, model, update)
+        optimizer = build_optimizer(strategy, model)
+        make_steps = functools.partial(
+            step.make_train_steps, strategy, model, optimizer
+        )
         examples = make_examples(43, shape=(4, 4, 1))
         plans = make_plans(43, 8, 2)
         passes = segments.make_segments(strategy, examples, plans, make_steps, 0)
@@ -262,10 +262,10 @@ def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
 
     model = keras.Sequential([keras.Input((4,)), Counts(), keras.layers.Dropout(0.5)])
     with pytest.raises(
-        config.InputError, match="only floating-point numbers and seeds"
+        errors.InputError, match="only floating-point numbers and seeds"
     ):
-        contribution.check_state(model)
-    contribution.check_state(
+        gradients.check_state(model)
+    gradients.check_state(
         keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5)])
     )
 
@@ -273,7 +273,7 @@ def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
 def dropout_masks(model, draw, num_examples=64):
     """Returns which of the ones a Dropout model leaves, [b, 12] bool."""
     seeds = [v.value for v in model.non_trainable_variables]
-    state = [contribution.seeds_of_microbatch(seed, draw) for seed in seeds]
+    state = [gradients.seeds_of_microbatch(seed, draw) for seed in seeds]
     ones = tf.ones((num_examples, 12))
     return model.stateless_call([], state, ones, training=True)[0].numpy() > 0
 
@@ -290,7 +290,7 @@ def test_dropout_differs_between_microbatches_and_calls_of_one_layer():
     inputs = keras.Input((12,))
     twice = keras.Model(inputs, dropout(inputs) + 2 * dropout(inputs))
     seed = dropout.seed_generator.state.value
-    state = [contribution.seeds_of_microbatch(seed, 0)]
+    state = [gradients.seeds_of_microbatch(seed, 0)]
     both = twice.stateless_call([], state, tf.ones((64, 12)), training=True)[0].numpy()
     a, b = both % 4 == 2, both >= 4  # each kept one is 2, the second times 2
     assert (a == b).mean() == half
@@ -311,11 +311,13 @@ def test_every_microbatch_of_every_step_draws_anew():
                 keras.layers.Dense(10, use_bias=False),
             ]
         )
-    update = build_update(strategy, model, learning_rate=1e-9)  # weights stay
+    optimizer = build_optimizer(strategy, model, learning_rate=1e-9)  # weights stay
     white = make_examples(8, shape=(4, 4, 1))
     white = type(white)(np.full_like(white.images, 255), np.zeros_like(white.labels))
     losses = [
-        float(train(strategy, model, update, white, part_sizes).loss_sum)
-        for part_sizes in ((1, 0), (0, 1), (1, 0), (0, 1))
+        float(
+            train(strategy, model, optimizer, white, per_replica_batch_sizes).loss_sum
+        )
+        for per_replica_batch_sizes in ((1, 0), (0, 1), (1, 0), (0, 1))
     ]
     assert len(set(losses)) == 4

@@ -25,25 +25,27 @@ def rounding_sums(seen):
     return sums
 
 
-def compile_for(seen, at_once=1):
+def compile_for(seen, max_concurrent=1):
     """Returns subtrees.compile_sums of it, and the model's values."""
-    return compile_function(rounding_sums(seen), at_once)
+    return compile_function(rounding_sums(seen), max_concurrent)
 
 
-def compile_function(function, at_once):
+def compile_function(function, max_concurrent):
     """Returns subtrees.compile_sums of a function, and the model's values."""
     model = build_linear(make_strategy(1))
     more = tf.TensorSpec([], tf.float32)
     weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    return subtrees.compile_sums(function, model, more, at_once=at_once), weights
+    return subtrees.compile_sums(
+        function, model, more, max_concurrent=max_concurrent
+    ), weights
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 99])
+@pytest.mark.parametrize("max_concurrent", [1, 2, 3, 4, 99])
 @pytest.mark.parametrize(
     "sizes", [(3,), (2, 2), (3, 3, 2), (2, 2, 2, 1, 1), (1,) * 7, (2, 0, 0, 0)]
 )
-def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes, at_once):
-    sums, weights = compile_for([], at_once)
+def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes, max_concurrent):
+    sums, weights = compile_for([], max_concurrent)
     examples = make_examples(sum(sizes), shape=(4, 4, 1))
     found = sums(sizes, weights, [], examples.images, examples.labels, 40, 0.1)
     ends = np.cumsum(sizes)
@@ -79,7 +81,7 @@ def test_so_many_microbatches_are_computed_at_a_time():
     assert done.stdout == "[1, 2, 2, 4, 8]\n"
 
 
-def most_at_a_time(at_once):
+def most_at_a_time(max_concurrent):
     """Returns how many of eight microbatches were computed at a time, at most."""
     running, lock, counts = set(), threading.Lock(), []
 
@@ -95,7 +97,7 @@ def most_at_a_time(at_once):
     def function(weights, state, images, labels, draw, scale):
         return tf.numpy_function(wait, [draw], tf.float32, stateful=False)
 
-    sums, weights = compile_function(function, at_once)
+    sums, weights = compile_function(function, max_concurrent)
     examples = make_examples(8, shape=(4, 4, 1))
     found = sums((1,) * 8, weights, [], examples.images, examples.labels, 0, 1.0)
     assert found.numpy() == 0 and len(counts) == 8
@@ -105,10 +107,10 @@ def most_at_a_time(at_once):
 @pytest.mark.parametrize(
     ("sizes", "traced"), [((1,) * 64, [1]), ((2,) * 20 + (1,) * 44, [1, 2])]
 )
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_many_microbatches_are_traced_once_a_size(sizes, traced, at_once):
+@pytest.mark.parametrize("max_concurrent", [1, 4])
+def test_many_microbatches_are_traced_once_a_size(sizes, traced, max_concurrent):
     seen = []
-    sums, weights = compile_for(seen, at_once)
+    sums, weights = compile_for(seen, max_concurrent)
     examples = make_examples(sum(sizes), shape=(4, 4, 1))
     found = sums(sizes, weights, [], examples.images, examples.labels, 0, 1.0)
     assert sorted(seen) == traced

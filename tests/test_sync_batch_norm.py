@@ -5,15 +5,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import (
-    build_update,
+    build_optimizer,
     make_examples,
     make_plan,
     make_strategy,
     replica_copies,
 )
 
-from tfmirror import config
-from tfmirror.parallel import inspection, segments, step, sync_batch_norm
+from tfmirror import config, errors
+from tfmirror.diagnostics import inspection
+from tfmirror.parallel import segments, step, sync_batch_norm
 from tfmirror.training import run
 
 
@@ -38,8 +39,10 @@ def test_the_private_method_of_batch_norm_is_there():
     assert callable(keras.layers.BatchNormalization._moments)
 
 
-@pytest.mark.parametrize("part_sizes", [(9,), (5, 4), (7, 2), (3, 3, 2, 1)])
-def test_a_step_is_keras_own_on_the_whole_batch(part_sizes):
+@pytest.mark.parametrize(
+    "per_replica_batch_sizes", [(9,), (5, 4), (7, 2), (3, 3, 2, 1)]
+)
+def test_a_step_is_keras_own_on_the_whole_batch(per_replica_batch_sizes):
     examples = make_examples(9, shape=(6, 6, 1))
     plain = build(make_strategy(1))
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -50,16 +53,16 @@ def test_a_step_is_keras_own_on_the_whole_batch(part_sizes):
     gradients = tape.gradient(loss, [v.value for v in variables])
     expected = [v.numpy() - 0.5 * g for v, g in zip(variables, gradients, strict=True)]
 
-    strategy = make_strategy(len(part_sizes))
+    strategy = make_strategy(len(per_replica_batch_sizes))
     model = build(strategy)
     sync_batch_norm.synchronize(model)
-    update = build_update(strategy, model, learning_rate=0.5)
+    optimizer = build_optimizer(strategy, model, learning_rate=0.5)
     (segment,) = segments.make_segments(
         strategy,
         examples,
-        [make_plan(part_sizes)],
+        [make_plan(per_replica_batch_sizes)],
         lambda plan: step.make_train_steps(
-            strategy, model, update, plan, replicas_talk=True
+            strategy, model, optimizer, plan, has_cross_replica_ops=True
         ),
     )
     totals = segment.run(1, step.zero_totals())
@@ -97,13 +100,13 @@ def test_a_large_mean_does_not_swallow_the_variance():
 
 def test_a_replica_without_examples_is_refused_before_it_hangs():
     sync_batch_norm.check_plans([make_plan((3, 2)), make_plan((1, 1))])
-    with pytest.raises(config.InputError, match="a batch of 1 leaves one of 2 without"):
+    with pytest.raises(errors.InputError, match="a batch of 1 leaves one of 2 without"):
         sync_batch_norm.check_plans([make_plan((3, 2)), make_plan((1, 0))])
 
 
 def test_sync_with_microbatches_is_refused():
     settings = config.TrainConfig(batch_norm="sync", microbatches=4)
-    with pytest.raises(config.InputError, match="can't be given with microbatches"):
+    with pytest.raises(errors.InputError, match="can't be given with microbatches"):
         config.check(settings)
 
 

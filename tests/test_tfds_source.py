@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from helpers import faults, make_examples
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import datasets, idx, tfds_source
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -52,7 +52,7 @@ def test_prepared_data_are_read_whole_and_in_order(tmp_path, eval_split):
 def test_a_dataset_without_an_evaluation_split_is_refused(tmp_path):
     folder = prepare(tmp_path, "own_set", {"train": make_examples(3)})
     with pytest.raises(
-        config.InputError, match="a test or validation split: got train"
+        errors.InputError, match="a test or validation split: got train"
     ):
         datasets.load("own_set", folder)
 
@@ -61,7 +61,7 @@ def test_images_of_several_sizes_are_refused(tmp_path):
     image = tfds.features.Image(shape=(None, None, 1))
     splits = {"train": make_examples(3), "test": make_examples(3)}
     folder = prepare(tmp_path, "own_set", splits, image=image)
-    with pytest.raises(config.InputError, match="images of one size: got"):
+    with pytest.raises(errors.InputError, match="images of one size: got"):
         datasets.load("own_set", folder)
 
 
@@ -69,13 +69,13 @@ def test_what_is_not_classification_is_refused(tmp_path):
     label = tfds.features.Scalar(np.int64)
     splits = {"train": make_examples(3), "test": make_examples(3)}
     folder = prepare(tmp_path, "own_set", splits, label=label)
-    with pytest.raises(config.InputError, match="8-bit images 'image' and classes"):
+    with pytest.raises(errors.InputError, match="8-bit images 'image' and classes"):
         datasets.load("own_set", folder)
 
 
 def test_an_unknown_name_is_answered_with_the_near_ones(tmp_path):
     with pytest.raises(
-        config.InputError, match="got 'mnits'; did you mean mnist"
+        errors.InputError, match="got 'mnits'; did you mean mnist"
     ) as error:
         datasets.load("mnits", str(tmp_path))
     assert len(str(error.value)) < 300
@@ -91,7 +91,7 @@ def test_without_data_and_network_all_ways_are_named_at_once(tmp_path, monkeypat
 
     monkeypatch.setattr(tfds_source.requests, "head", no_network)
     monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
-    with pytest.raises(config.InputError) as error:
+    with pytest.raises(errors.InputError) as error:
         datasets.load("mnist", str(tmp_path))
     message = str(error.value)
     for way in ("--data_dir=FOLDER", "debian/mnist", "tensorflow-datasets", "digits"):
@@ -102,7 +102,7 @@ def test_without_data_and_network_all_ways_are_named_at_once(tmp_path, monkeypat
 
 def test_text_data_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_source, "_download", lambda *_: pytest.fail("downloads"))
-    with pytest.raises(config.InputError, match="it has text, label|has label, text"):
+    with pytest.raises(errors.InputError, match="it has text, label|has label, text"):
         datasets.load("imdb_reviews", str(tmp_path))
 
 
@@ -122,11 +122,11 @@ def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(
         try:
             assert datasets.sha256(datasets.load("own_set", str(tmp_path))) == whole
             harmless.append(what)
-        except config.InputError as error:
+        except errors.InputError as error:
             assert str(folder) in str(error) and "prepare it again" in str(error), what
     assert count == 76 and harmless == ["bytes added"]
     shard.unlink()
-    with pytest.raises(config.InputError, match="No such file"):
+    with pytest.raises(errors.InputError, match="No such file"):
         datasets.load("own_set", str(tmp_path))
     shard.write_bytes(content)
     assert datasets.sha256(datasets.load("own_set", str(tmp_path))) == whole
@@ -143,7 +143,7 @@ def test_a_damaged_description_of_prepared_data_is_named(name, tmp_path):
     content = file.read_bytes()
     for k in range(20):
         file.write_bytes(content[: len(content) * k // 20])
-        with pytest.raises(config.InputError, match=f"{name}: damaged"):
+        with pytest.raises(errors.InputError, match=f"{name}: damaged"):
             datasets.load("own_set", str(tmp_path))
 
 
@@ -153,7 +153,7 @@ def test_a_shard_cut_between_two_records_is_missed_examples(tmp_path):
     prepare(tmp_path, "own_set", splits)
     (shard,) = (tmp_path / "own_set" / "1.0.0").glob("*-test.tfrecord*")
     shard.write_bytes(shard.read_bytes() * 2)  # twice the records
-    with pytest.raises(config.InputError, match="4"):
+    with pytest.raises(errors.InputError, match="4"):
         datasets.load("own_set", str(tmp_path))
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfmirror import models
-from tfmirror.models import layer_calls, unused_pixels
+from tfmirror.models import layer_override, unused_pixels
 
 LAYERS = keras.layers
 
@@ -42,7 +42,7 @@ def test_logits_and_gradients_of_the_cnn_are_those_of_its_layers(
     images = tf.random.stateless_uniform([6, *shape], [3, 4])
     found = results(model, images)
     assert cut_sides(model) == taken
-    layer_calls.restore(model.layers[0])
+    layer_override.restore(model.layers[0])
     logits, of_images, *of_weights = results(model, images)
     np.testing.assert_array_equal(found[0], logits)
     np.testing.assert_array_equal(found[1], of_images)

@@ -8,12 +8,13 @@ import pytest
 from helpers import watch_threads
 
 from tfmirror import command, command_config, flags, verify
-from tfmirror.parallel import devices, drift, reduction, verification
-from tfmirror.training import checkpoints
+from tfmirror.diagnostics import drift, verification
+from tfmirror.parallel import devices, reduction
+from tfmirror.rundir import checkpoints
 
 
 def call(*argv):
-    return command.exit_code(
+    return command.run_and_return_exit_code(
         verify.main,
         command_config.VerifyConfig,
         "",

@@ -11,39 +11,39 @@ Every contender is a process of its own; they take turns. The last line is JSON.
 import dataclasses
 import json
 
-from tfmirror import command, command_config, config, hardware
+from tfmirror import command, command_config, errors, hardware
 
 
 def main(settings):
     """Measures, and prints tables and a line of JSON."""
-    from tfmirror.benchmarking import measuring, showing
+    from tfmirror.benchmarking import rounds, tables
 
     check_machine(settings)
     works = make_works(settings)
     grows = ideal_grows(settings)
     say = command.print_line
-    say(showing.comparison_line(settings, grows))
-    found, missing = measuring.measure(
+    say(tables.comparison_line(settings, grows))
+    found, missing = rounds.measure(
         works,
         repetitions=settings.repetitions,
         seconds=settings.seconds,
         torch_python=settings.torch_python,
         say=say,
     )
-    ratios = measuring.ratios(found, grows)
+    ratios = rounds.ratios(found, grows)
     predicted = predict(settings, found, share_cores=not grows)
     for text in (
-        showing.speed_table(found),
-        showing.parts_table(found),
-        showing.ratio_table(ratios),
-        showing.prediction_table(predicted),
+        tables.speed_table(found),
+        tables.parts_table(found),
+        tables.ratio_table(ratios),
+        tables.prediction_table(predicted),
         *(f"not measured: {line}" for line in missing),
     ):
         if text:
             say(f"\n{text}")
     report = {
         "settings": dataclasses.asdict(settings),
-        "measured": [showing.plain(m) for m in found],
+        "measured": [tables.plain(m) for m in found],
         "ratios": [dataclasses.asdict(r) for r in ratios],
         "predicted": predicted,
         "not_measured": missing,
@@ -55,21 +55,21 @@ def main(settings):
 
 def check_machine(settings):
     """Raises InputError, before minutes are spent, for what this machine can't do."""
-    most = max(map(int, config.split_names(settings.gpus)))
+    most = max(map(int, errors.split_names(settings.gpus)))
     if settings.cores == "one_each" and most > hardware.num_cores():
-        raise config.InputError(
+        raise errors.InputError(
             f"cores=one_each needs a core for each replica: got {most} replicas on "
             f"{hardware.num_cores()} cores"
         )
-    if "torch_ddp" in config.split_names(settings.peer) and uses_gpus(settings):
-        raise config.InputError(
+    if "torch_ddp" in errors.split_names(settings.peer) and uses_gpus(settings):
+        raise errors.InputError(
             "peer torch_ddp runs on CPUs alone, and would be compared with GPUs: drop "
             "it, or give --device_type=cpu"
         )
     if settings.plot_file:
-        config.check_new_file("plot_file", settings.plot_file)
+        errors.check_new_file("plot_file", settings.plot_file)
     if settings.predict and most == 1:
-        raise config.InputError(
+        raise errors.InputError(
             "predict needs a measure of several replicas: got gpus="
             f"{settings.gpus}; add --gpus=2"
         )
@@ -77,14 +77,14 @@ def check_machine(settings):
 
 def make_works(settings):
     """Returns the Works of every combination, ours first and then the peers'."""
-    from tfmirror.benchmarking.work import Work
+    from tfmirror.benchmarking.workload import Workload
 
     works = []
-    for model in config.split_names(settings.model):
-        for n in map(int, config.split_names(settings.gpus)):
+    for model in errors.split_names(settings.model):
+        for n in map(int, errors.split_names(settings.gpus)):
             for batch in batch_sizes(settings, n):
-                for precision in config.split_names(settings.precision):
-                    work = Work(
+                for precision in errors.split_names(settings.precision):
+                    work = Workload(
                         contender="tfmirror",
                         model=model,
                         dataset=settings.dataset,
@@ -98,7 +98,7 @@ def make_works(settings):
                         device_type=settings.device_type,
                         num_cores=n if settings.cores == "one_each" else 0,
                     )
-                    peers = config.split_names(settings.peer)
+                    peers = errors.split_names(settings.peer)
                     works += [work, *(work.by(peer) for peer in peers)]
     return works
 
@@ -106,9 +106,9 @@ def make_works(settings):
 def batch_sizes(settings, num_replicas):
     """Returns the global batch sizes to measure on so many replicas."""
     if settings.per_replica_batch_size:
-        sizes = config.split_names(settings.per_replica_batch_size)
+        sizes = errors.split_names(settings.per_replica_batch_size)
         return [int(size) * num_replicas for size in sizes]
-    return [int(size) for size in config.split_names(settings.global_batch_size)]
+    return [int(size) for size in errors.split_names(settings.global_batch_size)]
 
 
 def uses_gpus(settings):
@@ -154,7 +154,7 @@ def predict_from(settings, base, others, share_cores):
         for m in others
         if m.work == base.work.on(m.work.num_replicas)
     }
-    asked = map(int, config.split_names(settings.predict))
+    asked = map(int, errors.split_names(settings.predict))
     return [
         {
             "fitted_on": base.work.name,
@@ -182,9 +182,9 @@ def draw(settings, found, grows):
         series.setdefault(label, {})[m.work.num_replicas] = m.median
     drawn = plots.draw_scaling(series, grows)
     try:
-        plots.save(drawn, config.expand_path("plot_file", settings.plot_file))
+        plots.save(drawn, errors.expand_path("plot_file", settings.plot_file))
     except OSError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"plot_file can't be written: {error.strerror}"
         ) from error
 

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 
-from tfmirror import config, flags
+from tfmirror import errors, flags
 
 EXIT_WRONG_INPUT = 2
 EXIT_STOPPED = 3
@@ -36,7 +36,9 @@ def run(main, settings_class, synopsis, check, *, needs_tensorflow=True):
     """
     prepare = import_tensorflow_quietly if needs_tensorflow else None
     try:
-        code = exit_code(main, settings_class, synopsis, check, sys.argv[1:], prepare)
+        code = run_and_return_exit_code(
+            main, settings_class, synopsis, check, sys.argv[1:], prepare
+        )
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -44,7 +46,7 @@ def run(main, settings_class, synopsis, check, *, needs_tensorflow=True):
     sys.exit(code)
 
 
-def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
+def run_and_return_exit_code(main, settings_class, synopsis, check, argv, prepare=None):
     """Does what `run` does with the arguments `argv`, but returns the exit code.
 
     Args:
@@ -58,13 +60,13 @@ def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
         main(settings)
     except flags.HelpRequested as request:
         print(request)
-    except config.InputError as error:
+    except errors.InputError as error:
         print_error(error)
         return EXIT_WRONG_INPUT
-    except config.TrainingStoppedError as error:
+    except errors.TrainingStoppedError as error:
         print_error(error)
         return EXIT_STOPPED
-    except config.ClaimFailedError as error:
+    except errors.ClaimFailedError as error:
         print_error(error)
         return EXIT_CLAIM_FAILED
     except OSError as error:
@@ -73,7 +75,7 @@ def exit_code(main, settings_class, synopsis, check, argv, prepare=None):
         # What the system says of a path that was given: a name too long, no permission.
         print_error(f"{error.filename!r} can't be used: {error.strerror}")
         return EXIT_WRONG_INPUT
-    except (config.InterruptedRunError, KeyboardInterrupt) as error:
+    except (errors.InterruptedRunError, KeyboardInterrupt) as error:
         print_error(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     return 0
@@ -90,7 +92,7 @@ def print_line(text):
     print(text, flush=True)
 
 
-def print_aside(text):
+def print_to_stderr(text):
     """Prints one line beside the output: on standard error."""
     print(text, file=sys.stderr, flush=True)
 

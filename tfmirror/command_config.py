@@ -8,7 +8,7 @@ import dataclasses
 import math
 import typing
 
-from tfmirror import config
+from tfmirror import config, errors
 from tfmirror.recipes import RECIPES
 
 FORMATS = ("csv", "json")
@@ -36,9 +36,9 @@ class ReportConfig:
 def check_report(settings):
     """Raises InputError unless there are run directories and a page to write."""
     got = settings.run_dirs
-    config.require(got, "arguments", got, "one run directory or more")
+    errors.require(got, "arguments", got, "one run directory or more")
     name = settings.html_file
-    config.require(name.endswith(".html"), "html_file", name, "a name ending in .html")
+    errors.require(name.endswith(".html"), "html_file", name, "a name ending in .html")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +59,13 @@ class InspectConfig:
 
 def check_inspect(settings):
     """Raises InputError at the first setting that is wrong whatever the model."""
-    config.require_one_of(sorted(RECIPES), "model", settings.model)
+    errors.require_one_of(sorted(RECIPES), "model", settings.model)
     config.check_device_settings(settings.gpus, settings.device_type)
     config.check_seed(settings.seed)
-    config.require(
+    errors.require(
         settings.num_examples >= 1, "num_examples", settings.num_examples, "at least 1"
     )
-    config.require(settings.channel >= 0, "channel", settings.channel, "at least 0")
+    errors.require(settings.channel >= 0, "channel", settings.channel, "at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +80,13 @@ class VerifyConfig:
 
 def check_verify(settings):
     """Raises InputError at the first setting that is wrong on any machine."""
-    config.require_one_of(["probe", *sorted(RECIPES)], "model", settings.model)
+    errors.require_one_of(["probe", *sorted(RECIPES)], "model", settings.model)
     config.check_device_settings(settings.gpus, settings.device_type)
-    config.require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
+    errors.require(settings.gpus != 1, "gpus", 1, "at least 2, to be compared with one")
     most = MOST_REPLICAS_TO_VERIFY
-    config.require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")
+    errors.require(settings.gpus <= most, "gpus", settings.gpus, f"at most {most}")
     if settings.json_file:
-        config.check_new_file("json_file", settings.json_file)
+        errors.check_new_file("json_file", settings.json_file)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def check_evaluate(settings):
     config.check_device_settings(settings.gpus, settings.device_type)
     for name, least in (("limit_eval_examples", 0), ("global_batch_size", 1)):
         value = getattr(settings, name)
-        config.require(value is None or value >= least, name, value, f"{least} or more")
+        errors.require(value is None or value >= least, name, value, f"{least} or more")
 
 
 def resolve_evaluate(settings, of_run):
@@ -150,9 +150,9 @@ class PredictConfig:
 def check_predict(settings):
     """Raises InputError at the first setting that is wrong on any machine."""
     got, expected = settings.arguments, "a run directory or checkpoint, and files"
-    config.require(len(got) >= 2, "arguments", got, expected)
+    errors.require(len(got) >= 2, "arguments", got, expected)
     config.check_device_settings(settings.gpus, settings.device_type)
-    config.require_one_of(FORMATS, "format", settings.format)
+    errors.require_one_of(FORMATS, "format", settings.format)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,15 +176,15 @@ def check_export(settings):
     _check_one_argument(settings)
     name = settings.keras_file
     is_met = not name or name.endswith(".keras")
-    config.require(is_met, "keras_file", name, "a name ending in .keras")
+    errors.require(is_met, "keras_file", name, "a name ending in .keras")
     if not (name or settings.saved_model):
-        raise config.InputError("give --keras_file, --saved_model or both")
+        raise errors.InputError("give --keras_file, --saved_model or both")
 
 
 def _check_one_argument(settings):
     """Raises InputError unless one model is given."""
     got = settings.arguments
-    config.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
+    errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
 
 
 def _option(default, what):
@@ -249,27 +249,27 @@ def check_benchmark(settings):
         ("precision", ("float32", "bfloat16")),
         ("peer", PEERS),
     ):
-        for value in config.split_names(getattr(settings, name)):
-            config.require_one_of(sorted(allowed), name, value)
+        for value in errors.split_names(getattr(settings, name)):
+            errors.require_one_of(sorted(allowed), name, value)
     for name in ("gpus", "global_batch_size", "per_replica_batch_size", "predict"):
-        for value in config.split_names(getattr(settings, name)):
+        for value in errors.split_names(getattr(settings, name)):
             is_met = value.isdecimal() and int(value) >= 1
-            config.require(is_met, name, value, "whole numbers of at least 1")
+            errors.require(is_met, name, value, "whole numbers of at least 1")
     for name in ("model", "gpus", "precision"):
-        config.require(getattr(settings, name), name, "", "at least one")
+        errors.require(getattr(settings, name), name, "", "at least one")
     has_batch = settings.global_batch_size or settings.per_replica_batch_size
-    config.require(has_batch, "global_batch_size", "", "at least one")
+    errors.require(has_batch, "global_batch_size", "", "at least one")
     for name in ("microbatches", "intra_op_threads", "inter_op_threads"):
         value = getattr(settings, name)
-        config.require(value >= 0, name, value, "at least 0")
-    config.require_one_of(("shared", "one_each"), "cores", settings.cores)
-    config.require_one_of(config.DEVICE_TYPES, "device_type", settings.device_type)
+        errors.require(value >= 0, name, value, "at least 0")
+    errors.require_one_of(("shared", "one_each"), "cores", settings.cores)
+    errors.require_one_of(config.DEVICE_TYPES, "device_type", settings.device_type)
     for name in ("repetitions", "replicas_per_host"):
         value = getattr(settings, name)
-        config.require(value >= 1, name, value, "at least 1")
+        errors.require(value >= 1, name, value, "at least 1")
     for name in ("seconds", "link_gigabits", "link_microseconds"):
         value = getattr(settings, name)
         is_met = math.isfinite(value) and value > 0
-        config.require(is_met, name, value, "a finite number above 0")
-    if "torch_ddp" in config.split_names(settings.peer) and not settings.torch_python:
-        raise config.InputError("peer torch_ddp needs --torch_python=PATH")
+        errors.require(is_met, name, value, "a finite number above 0")
+    if "torch_ddp" in errors.split_names(settings.peer) and not settings.torch_python:
+        raise errors.InputError("peer torch_ddp needs --torch_python=PATH")

@@ -12,16 +12,7 @@ import math
 import re
 import typing
 
-# Under their usual names: config.InputError, config.require.
-from tfmirror.errors import ClaimFailedError as ClaimFailedError
-from tfmirror.errors import InputError as InputError
-from tfmirror.errors import InterruptedRunError as InterruptedRunError
-from tfmirror.errors import TrainingStoppedError as TrainingStoppedError
-from tfmirror.errors import check_new_file as check_new_file
-from tfmirror.errors import expand_path as expand_path
-from tfmirror.errors import require as require
-from tfmirror.errors import require_one_of as require_one_of
-from tfmirror.errors import split_names as split_names
+from tfmirror import errors
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
     EPOCHS_OF_SMALL_DATASETS,
@@ -103,9 +94,9 @@ class TrainConfig:
 
 def check(settings):
     """Raises InputError at the first setting that is wrong on any machine."""
-    require_one_of(sorted(RECIPES), "model", settings.model)
+    errors.require_one_of(sorted(RECIPES), "model", settings.model)
     if None not in (settings.global_batch_size, settings.per_replica_batch_size):
-        raise InputError(
+        raise errors.InputError(
             "global_batch_size and per_replica_batch_size can't both be given: got "
             f"{settings.global_batch_size} and {settings.per_replica_batch_size}; drop "
             "one"
@@ -114,7 +105,7 @@ def check(settings):
     check_seed(settings.seed)
     for name in ("global_batch_size", "per_replica_batch_size", "epochs"):
         value = getattr(settings, name)
-        require(value is None or value >= 1, name, value, "at least 1")
+        errors.require(value is None or value >= 1, name, value, "at least 1")
     for name, zero in (
         ("limit_train_examples", "all"),
         ("limit_eval_examples", "all"),
@@ -124,17 +115,17 @@ def check(settings):
         ("keep", "all"),
     ):
         value = getattr(settings, name)
-        require(value >= 0, name, value, f"at least 0 (0: {zero})")
+        errors.require(value >= 0, name, value, f"at least 0 (0: {zero})")
     parse_shares(settings.microbatches_per_replica)
     _check_device_options(settings)
     _check_safety_settings(settings)
     _check_optimizer_settings(settings)
-    require_one_of(PRECISIONS, "precision", settings.precision)
-    require_one_of((None, *INITS), "init", settings.init)
-    require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
-    require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
+    errors.require_one_of(PRECISIONS, "precision", settings.precision)
+    errors.require_one_of((None, *INITS), "init", settings.init)
+    errors.require_one_of(ON_DRIFT, "on_drift", settings.on_drift)
+    errors.require_one_of(BATCH_NORMS, "batch_norm", settings.batch_norm)
     if settings.batch_norm == "sync" and num_fixed_microbatches(settings):
-        raise InputError(
+        raise errors.InputError(
             "batch_norm=sync can't be given with microbatches, each of which sees only "
             "its own part of the global batch: drop one"
         )
@@ -152,14 +143,14 @@ def _check_device_options(settings):
     """Raises InputError at the first wrong one of threads and reduction."""
     for name in ("intra_op_threads", "inter_op_threads"):
         value = getattr(settings, name)
-        require(value >= 0, name, value, "at least 0 (0: chosen)")
-    require_one_of(ALL_REDUCES, "all_reduce", settings.all_reduce)
+        errors.require(value >= 0, name, value, "at least 0 (0: chosen)")
+    errors.require_one_of(ALL_REDUCES, "all_reduce", settings.all_reduce)
     size = settings.pack_mb
     is_met = math.isfinite(size) and size >= 0
-    require(is_met, "pack_mb", size, "at least 0 (0: as the strategy does)")
+    errors.require(is_met, "pack_mb", size, "at least 0 (0: as the strategy does)")
     is_other = settings.all_reduce != "auto" or size
     if is_other and num_fixed_microbatches(settings):
-        raise InputError(
+        raise errors.InputError(
             "all_reduce and pack_mb are of the strategy's reduction, in whose place "
             "microbatches are added in a fixed tree: drop one"
         )
@@ -167,26 +158,26 @@ def _check_device_options(settings):
 
 def _check_optimizer_settings(settings):
     """Raises InputError at the first setting of the optimizer that is wrong."""
-    require_one_of(OPTIMIZERS, "optimizer", settings.optimizer)
-    require_one_of(SCHEDULES, "schedule", settings.schedule)
-    require_one_of((None, *LR_SCALINGS), "lr_scaling", settings.lr_scaling)
+    errors.require_one_of(OPTIMIZERS, "optimizer", settings.optimizer)
+    errors.require_one_of(SCHEDULES, "schedule", settings.schedule)
+    errors.require_one_of((None, *LR_SCALINGS), "lr_scaling", settings.lr_scaling)
     rate = settings.learning_rate
     is_rate = rate is None or (math.isfinite(rate) and rate > 0)
-    require(is_rate, "learning_rate", rate, "a finite number above 0")
+    errors.require(is_rate, "learning_rate", rate, "a finite number above 0")
     for name in ("weight_decay", "clip_norm", "warmup_epochs"):
         value = getattr(settings, name)
         is_met = math.isfinite(value) and value >= 0
-        require(is_met, name, value, "a finite number of at least 0 (0: none)")
+        errors.require(is_met, name, value, "a finite number of at least 0 (0: none)")
     for name in ("momentum", "ema_decay"):
         value = getattr(settings, name)
-        require(0 <= value < 1, name, value, "in [0, 1) (0: none)")
+        errors.require(0 <= value < 1, name, value, "in [0, 1) (0: none)")
     if settings.momentum and settings.optimizer != "sgd":
-        raise InputError(
+        raise errors.InputError(
             f"momentum is of --optimizer=sgd alone: got {settings.momentum} with "
             f"{settings.optimizer}; drop it"
         )
     if settings.warmup_epochs and settings.schedule == "one_cycle":
-        raise InputError(
+        raise errors.InputError(
             "warmup_epochs can't be given with --schedule=one_cycle, which warms up "
             f"for 30 % of the steps: got {settings.warmup_epochs}; drop it"
         )
@@ -197,11 +188,13 @@ def _check_safety_settings(settings):
     parse_interval(settings.checkpoint_every)
     timeout = settings.step_timeout
     is_met = math.isfinite(timeout) and timeout >= 0
-    require(is_met, "step_timeout", timeout, "at least 0 seconds (0: none)")
+    errors.require(is_met, "step_timeout", timeout, "at least 0 seconds (0: none)")
     if settings.resume == "auto" and not settings.workdir:
-        raise InputError("resume=auto needs the --workdir of the run to go on with")
-    for name in split_names(settings.resume_override):
-        require_one_of(OVERRIDABLE, "resume_override", name)
+        raise errors.InputError(
+            "resume=auto needs the --workdir of the run to go on with"
+        )
+    for name in errors.split_names(settings.resume_override):
+        errors.require_one_of(OVERRIDABLE, "resume_override", name)
 
 
 def parse_interval(text):
@@ -214,19 +207,19 @@ def parse_interval(text):
     """
     found = re.fullmatch(r"([1-9]\d{0,8}) ?(epoch|step)s?", text)
     expected = "a number of epochs or of steps, such as 1epoch or 200steps"
-    require(found or not text, "checkpoint_every", text, expected)
+    errors.require(found or not text, "checkpoint_every", text, expected)
     return (int(found[1]), found[2]) if found else (0, "step")
 
 
 def check_device_settings(gpus, device_type):
     """Raises InputError unless both can be asked for."""
-    require(gpus >= 0, "gpus", gpus, "at least 0 (0: all there are)")
-    require_one_of(DEVICE_TYPES, "device_type", device_type)
+    errors.require(gpus >= 0, "gpus", gpus, "at least 0 (0: all there are)")
+    errors.require_one_of(DEVICE_TYPES, "device_type", device_type)
 
 
 def check_seed(seed):
     """Raises InputError unless Keras, NumPy and TensorFlow all take `seed`."""
-    require(0 <= seed < 2**31, "seed", seed, "in [0, 2147483648)")
+    errors.require(0 <= seed < 2**31, "seed", seed, "in [0, 2147483648)")
 
 
 def parse_shares(text):
@@ -239,7 +232,7 @@ def parse_shares(text):
     is_met = all(part.strip().isdecimal() for part in parts)
     shares = tuple(int(part) for part in parts) if is_met else ()
     expected = "whole numbers with commas between, not all 0, such as 5,3"
-    require(any(shares) or not text, "microbatches_per_replica", text, expected)
+    errors.require(any(shares) or not text, "microbatches_per_replica", text, expected)
     return shares
 
 
@@ -261,7 +254,7 @@ def resolve(settings, num_replicas):
     microbatches = num_fixed_microbatches(settings)
     for needed, what in ((num_replicas, "replicas"), (microbatches, "microbatches")):
         if global_batch_size < needed:
-            raise InputError(
+            raise errors.InputError(
                 f"global_batch_size must be at least the number of {what}: got "
                 f"{global_batch_size} for {needed} {what}"
             )

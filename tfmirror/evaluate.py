@@ -14,14 +14,14 @@ from tfmirror import command, command_config
 def main(settings):
     """Prints the accuracy and the loss over the evaluation examples."""
     from tfmirror.data import datasets
+    from tfmirror.inference import evaluation, loading
     from tfmirror.parallel import devices
-    from tfmirror.training import evaluation, trained
 
-    say = command.print_aside if settings.json else command.print_line
+    say = command.print_to_stderr if settings.json else command.print_line
     chosen = devices.choose(settings.gpus, settings.device_type)
     # First of all: with the model TensorFlow starts, and keeps its threads.
-    evaluation.choose_threads(trained.read_settings(settings.model_path), chosen)
-    found = trained.find(settings.model_path, say)
+    evaluation.choose_threads(loading.read_settings(settings.model_path), chosen)
+    found = loading.find(settings.model_path, say)
     settings = command_config.resolve_evaluate(settings, found.settings)
     dataset = datasets.load(
         settings.dataset,
@@ -44,7 +44,7 @@ def main(settings):
 
 
 def describe(reached):
-    """Returns what a loop.Point says, as plain values for JSON."""
+    """Returns what a state.PassProgress says, as plain values for JSON."""
     totals = reached.totals
     return {
         "eval_loss": totals.mean_loss,

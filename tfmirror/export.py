@@ -8,42 +8,42 @@ loads, takes 8-bit images [b, H, W, C] and gives "classes" [b] and "probabilitie
 [b, K].
 """
 
-from tfmirror import command, command_config, config
+from tfmirror import command, command_config, errors
 
 
 def main(settings):
     """Writes what is asked for; prints what was written."""
-    from tfmirror.training import exporting, trained
+    from tfmirror.inference import export, loading
 
-    found = trained.find(settings.model_path, command.print_line)
+    found = loading.find(settings.model_path, command.print_line)
     targets = [
-        (settings.keras_file, exporting.write_keras),
-        (settings.saved_model, exporting.write_saved_model),
+        (settings.keras_file, export.write_keras),
+        (settings.saved_model, export.write_saved_model),
     ]
-    asked = [(config.expand_path("a path", n), write) for n, write in targets if n]
+    asked = [(errors.expand_path("a path", n), write) for n, write in targets if n]
     for path, _ in asked:
         check_is_free(path)
-    config.require(
+    errors.require(
         len({path for path, _ in asked}) == len(asked),
         "saved_model",
         settings.saved_model,
         "another path than keras_file",
     )
-    model = trained.build(found)
+    model = loading.build(found)
     for path, write in asked:
         try:
             write(model, path)
-        except (OSError, exporting.SaveError) as error:
+        except (OSError, export.SaveError) as error:
             why = getattr(error, "strerror", None) or error
-            raise config.InputError(f"{path} can't be written: {why}") from error
+            raise errors.InputError(f"{path} can't be written: {why}") from error
         print(f"wrote {path}: {found.settings['model']} of {found.source}")
 
 
 def check_is_free(path):
     """Raises InputError if something is at `path`, or no folder for it."""
-    config.require(not path.exists(), "a path to write", str(path), "a new one")
+    errors.require(not path.exists(), "a path to write", str(path), "a new one")
     folder = path.parent
-    config.require(
+    errors.require(
         folder.is_dir(), "a path to write", str(path), "in a folder there is"
     )
 

@@ -15,7 +15,7 @@ import typing
 
 from absl import flags
 
-from tfmirror import command_config, config, recipes
+from tfmirror import command_config, config, errors, recipes
 
 # Group -> flag -> what it means, its unit, and what 0 or empty means.
 HELP = {
@@ -156,15 +156,15 @@ def parse(argv, settings_class, synopsis=""):
     try:
         rest = values(["", *argv])[1:]
     except flags.Error as error:
-        raise config.InputError(f"{error}; --help lists the flags") from error
+        raise errors.InputError(f"{error}; --help lists the flags") from error
     given = {f.name: values[f.name].value for f in fields if values[f.name].present}
     arguments = _arguments_field(settings_class)
     if arguments:
         given[arguments.name] = tuple(rest)
     elif rest:
-        raise config.InputError(f"arguments must be flags: got {rest[0]!r}")
+        raise errors.InputError(f"arguments must be flags: got {rest[0]!r}")
     if preset := given.pop("preset", ""):
-        config.require_one_of(settings_class.PRESETS, "preset", preset)
+        errors.require_one_of(settings_class.PRESETS, "preset", preset)
         given = settings_class.PRESETS[preset] | given
     return settings_class(**given)
 

@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 
-from tfmirror import command, command_config, config, recipes
+from tfmirror import command, command_config, errors, recipes
 
 
 def main(settings):
@@ -30,14 +30,15 @@ def inspect(settings):
 
     from tfmirror import models
     from tfmirror.data import datasets
-    from tfmirror.parallel import devices, inspection
+    from tfmirror.diagnostics import inspection
+    from tfmirror.parallel import devices
 
     chosen = devices.choose(settings.gpus, settings.device_type)
     num_examples = settings.num_examples * chosen.num_replicas
     name = settings.dataset or recipes.INSPECTED_DATASETS[settings.model]
     dataset = datasets.load(name, settings.data_dir)
     if num_examples > len(dataset.train):
-        raise config.InputError(
+        raise errors.InputError(
             f"num_examples must leave enough for {chosen.num_replicas} replicas: got "
             f"{settings.num_examples} for {len(dataset.train)} training examples"
         )
@@ -71,7 +72,7 @@ def choose_variable(view, layer, channel):
     else:
         variable = next(v for v in view.variables if v.weights.ndim == 5)  # N and HWIO
     num_channels = variable.weights.shape[-1]
-    config.require(
+    errors.require(
         channel < num_channels,
         "channel",
         channel,
@@ -91,7 +92,7 @@ def describe(view, variable, channel):
 
     return {
         "devices": list(view.devices),
-        "part_sizes": list(view.part_sizes),
+        "per_replica_batch_sizes": list(view.per_replica_batch_sizes),
         "labels": [labels.tolist() for labels in view.labels],
         "logits": [logits.tolist() for logits in view.logits],
         "mean_loss": view.mean_loss,
@@ -118,7 +119,7 @@ def format_text(report):
     """Returns `report` of `describe` as text, one block for each thing and replica."""
     what = f"{report['variable']}, channel {report['channel']}"
     names = [name.rsplit("device:", 1)[-1] for name in report["devices"]]
-    num_examples = sum(report["part_sizes"])
+    num_examples = sum(report["per_replica_batch_sizes"])
     blocks = [
         f"global batch: {num_examples} examples, mean loss {report['mean_loss']:.6f}"
     ]

@@ -12,7 +12,7 @@ import csv
 import io
 import json
 
-from tfmirror import command, command_config, config
+from tfmirror import command, command_config, errors
 
 
 def main(settings):
@@ -20,17 +20,18 @@ def main(settings):
     import numpy as np
 
     from tfmirror.data import images
-    from tfmirror.parallel import devices, prediction
-    from tfmirror.training import checkpoints, trained
+    from tfmirror.inference import loading, prediction
+    from tfmirror.parallel import devices
+    from tfmirror.rundir import checkpoints
 
     if settings.output_file:
-        path = config.check_new_file("output_file", settings.output_file)
+        path = errors.check_new_file("output_file", settings.output_file)
     chosen = devices.choose(settings.gpus, settings.device_type)
-    found = trained.find(settings.arguments[0], command.print_aside)
+    found = loading.find(settings.arguments[0], command.print_to_stderr)
     files = settings.arguments[1:]
     read = [images.read(file, found.input_shape) for file in files]
     strategy = devices.make_strategy(chosen)
-    model = trained.build(found, strategy)
+    model = loading.build(found, strategy)
     probabilities = prediction.predict(strategy, model, np.concatenate(read))
     text = FORMATS[settings.format](entries(files, map(len, read), probabilities))
     if not settings.output_file:
@@ -39,10 +40,10 @@ def main(settings):
     try:
         checkpoints.write_file(path, text.encode())
     except OSError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"output_file can't be written: {error.strerror}"
         ) from error
-    command.print_aside(f"wrote {path}: {len(probabilities):,} predictions")
+    command.print_to_stderr(f"wrote {path}: {len(probabilities):,} predictions")
 
 
 def entries(files, counts, probabilities):

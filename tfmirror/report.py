@@ -6,25 +6,26 @@ python -m tfmirror.report runs/* --html_file=comparison.html
 The page needs nothing beside it; the picture in it is also written as a PNG file.
 """
 
-from tfmirror import command, command_config, config, metrics
+from tfmirror import command, command_config, errors, metrics
 
 
 def main(settings):
     """Writes the page and the picture; prints where, and the comparison."""
-    from tfmirror.reporting import comparison, page, plots, runs
+    from tfmirror.reporting import comparison, page, plots
+    from tfmirror.rundir import reader
 
-    html_file = config.expand_path("html_file", settings.html_file)
+    html_file = errors.expand_path("html_file", settings.html_file)
     if not html_file.parent.is_dir():
-        raise config.InputError(
+        raise errors.InputError(
             f"html_file must be in a folder that exists: got {str(html_file)!r}"
         )
-    read = [runs.read(path) for path in settings.run_dirs]
+    read = [reader.read(path) for path in settings.run_dirs]
     picture = plots.to_png(plots.draw_curves(read))
     try:
         html_file.with_suffix(".png").write_bytes(picture)
         html_file.write_text(page.make_page(read, picture), encoding="utf-8")
     except OSError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"html_file can't be written: {error.filename!r}: {error.strerror}"
         ) from error
     for row in comparison.compare(read):

@@ -9,9 +9,9 @@ from tfmirror import command, config
 
 def main(settings):
     """Trains, and leaves a run directory."""
-    from tfmirror.training import job, run
+    from tfmirror.training import run, setup
 
-    job.choose_threads(settings)
+    setup.choose_threads(settings)
     run.train(settings)
 
 

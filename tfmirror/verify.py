@@ -9,18 +9,19 @@ largest entry differs. Exit code 4 if a claim does not hold.
 
 import json
 
-from tfmirror import command, command_config, config
+from tfmirror import command, command_config, errors
 
 MOST = command_config.MOST_REPLICAS_TO_VERIFY
 
 
 def main(settings):
     """Prints the table; raises ClaimFailedError if a claim does not hold."""
-    from tfmirror.parallel import devices, verification
+    from tfmirror.diagnostics import verification
+    from tfmirror.parallel import devices
 
     chosen = devices.choose(num_gpus(settings, devices), settings.device_type)
     # As a training run of so many fixed microbatches has it, with --deterministic.
-    devices.keep_operations_apart(chosen, verification.NUM_MICROBATCHES)
+    devices.use_one_thread_per_op(chosen, verification.NUM_MICROBATCHES)
     if not chosen.are_stand_ins:
         devices.use_deterministic_operations()
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
@@ -42,7 +43,7 @@ def num_gpus(settings, devices):
     """
     found = settings.gpus or devices.count_gpus(settings.device_type) or MOST
     if found == 1:
-        raise config.InputError(
+        raise errors.InputError(
             "gpus must be at least 2, to be compared with one: got 1, all there are; "
             "--device_type=cpu takes logical CPU devices"
         )
@@ -51,9 +52,9 @@ def num_gpus(settings, devices):
 
 def write_json(path, rows):
     """Writes the rows of the table as the JSON file `path`: whole, or not at all."""
-    from tfmirror.training import checkpoints
+    from tfmirror.rundir import checkpoints
 
-    path = config.check_new_file("json_file", path)
+    path = errors.check_new_file("json_file", path)
     checkpoints.write_file(path, (json.dumps(rows, indent=2) + "\n").encode())
 
 
@@ -66,7 +67,7 @@ def check_outcomes(outcomes):
         if not outcome.is_met
     ]
     if failed:
-        raise config.ClaimFailedError("; ".join(failed))
+        raise errors.ClaimFailedError("; ".join(failed))
 
 
 def print_table(outcomes, claims):

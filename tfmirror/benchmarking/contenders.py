@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from tfmirror import config
+from tfmirror import errors
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = {
@@ -35,14 +35,14 @@ class Contender:
         """Starts the process, and waits until it is ready to take steps.
 
         Args:
-          work: work.Work.
+          work: work.Workload.
           torch_python: interpreter of an environment that has PyTorch.
 
         Raises:
           InputError: the process could not get ready; the message says why.
         """
         self.work = work
-        program = ["-m", "tfmirror.benchmarking.worker"]
+        program = ["-m", "tfmirror.benchmarking.contender_process"]
         interpreter = sys.executable
         if work.contender == "torch_ddp":
             program, interpreter = [str(TORCH_PROGRAM)], torch_python
@@ -104,4 +104,4 @@ class Contender:
             why = f"its process ended with code {code}"
             if code > 0 and lines:
                 why = lines[-1]
-        raise config.InputError(f"{self.work.name} can't be measured: {why}")
+        raise errors.InputError(f"{self.work.name} can't be measured: {why}")

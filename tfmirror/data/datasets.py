@@ -16,8 +16,8 @@ import re
 
 import numpy as np
 
-from tfmirror import config
-from tfmirror.data import idx, known_data
+from tfmirror import errors
+from tfmirror.data import checksums, idx
 
 # Classes of IDX data by name. Any other IDX data has one class more than its largest
 # training label.
@@ -62,12 +62,12 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
         has fewer examples than a limit asks for, or needs no `data_dir`.
     """
     if not re.fullmatch(r"\w[\w/.-]*", name) or ".." in name:
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset must be a name such as digits, mnist or cifar10: got {name!r}"
         )
-    folder = config.expand_path("data_dir", data_dir) if data_dir else None
+    folder = errors.expand_path("data_dir", data_dir) if data_dir else None
     if folder and not folder.is_dir():
-        raise config.InputError(
+        raise errors.InputError(
             f"data_dir must be a folder that is there: got {str(folder)!r}"
         )
     dataset = check(_find(name, folder))
@@ -83,7 +83,7 @@ def _find(name, folder):
     own = {"digits": load_digits, "synthetic": make_synthetic, "random": make_random}
     if name in own:
         if folder:
-            raise config.InputError(
+            raise errors.InputError(
                 f"data_dir must not be given with dataset {name}, which needs no file: "
                 f"got {str(folder)!r}; say with --dataset what is in it, or drop it"
             )
@@ -175,12 +175,12 @@ def load_idx(name, folder, files):
         images = idx.read_idx(paths[0], idx.NUM_DIMENSIONS["images"])
         labels = idx.read_idx(paths[1], idx.NUM_DIMENSIONS["labels"])
         if len(images) != len(labels):
-            raise config.InputError(
+            raise errors.InputError(
                 f"{folder}: expected as many labels as images, got {len(labels):,} in "
                 f"{paths[1].name} for {len(images):,} in {paths[0].name}; get both "
                 "again"
             )
-        known_data.check(name, split, {paths[0]: images, paths[1]: labels})
+        checksums.check(name, split, {paths[0]: images, paths[1]: labels})
         splits[split] = images[..., np.newaxis], labels
     num_classes = NUM_CLASSES_OF_IDX.get(name, int(splits["train"][1].max()) + 1)
     return from_splits(name, f"IDX files in {folder}", num_classes, splits)
@@ -191,7 +191,7 @@ def check(dataset):
     where = f"{dataset.name} ({dataset.source})"
     shapes = [part.images.shape[1:] for part in (dataset.train, dataset.eval)]
     if shapes[0] != shapes[1]:
-        raise config.InputError(
+        raise errors.InputError(
             f"{where}: expected images of one shape, got {list(shapes[0])} for "
             f"training and {list(shapes[1])} for evaluation"
         )
@@ -200,7 +200,7 @@ def check(dataset):
         outside = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
         if outside.size:
             position = int(outside[0])
-            raise config.InputError(
+            raise errors.InputError(
                 f"{where}: expected labels in [0, {dataset.num_classes}), got "
                 f"{labels[position]} at example {position} of the {split} set; is this "
                 f"{dataset.name}?"
@@ -211,7 +211,7 @@ def check(dataset):
 def _first(examples, limit, name):
     """Returns the first `limit` examples, or all for 0."""
     if limit > len(examples):
-        raise config.InputError(
+        raise errors.InputError(
             f"{name} must be at most the {len(examples):,} examples there are (0: "
             f"all): got {limit}"
         )

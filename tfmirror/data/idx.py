@@ -17,7 +17,7 @@ import zlib
 
 import numpy as np
 
-from tfmirror import config
+from tfmirror import errors
 
 DEBIAN_FOLDER = pathlib.Path("/usr/share/datasets")  # as dataset-fashion-mnist does
 
@@ -66,7 +66,7 @@ def read_idx(path, num_dimensions):
     except (EOFError, zlib.error) as error:
         raise damaged(path, f"damaged or cut short ({error})") from error
     except OSError as error:
-        raise config.InputError(f"{path}: can't be read: {error.strerror}") from error
+        raise errors.InputError(f"{path}: can't be read: {error.strerror}") from error
     if len(content) != num_bytes:
         got = "more" if len(content) > num_bytes else f"{len(content):,}"
         expected = f"{num_bytes:,} bytes of values as its header says"
@@ -76,7 +76,7 @@ def read_idx(path, num_dimensions):
 
 def damaged(path, what):
     """Returns the InputError for a file that isn't what it should be."""
-    return config.InputError(f"{path}: {what}; get the file again")
+    return errors.InputError(f"{path}: {what}; get the file again")
 
 
 def _read_header(file, path, num_dimensions):
@@ -133,7 +133,7 @@ def find_idx_files(folder):
         return None
     if len(found) < len(STEMS):
         present = ", ".join(sorted(path.name for path in found.values()))
-        raise config.InputError(
+        raise errors.InputError(
             f"{folder}: {missing} is missing (there: {present}); all four IDX files "
             "are needed"
         )

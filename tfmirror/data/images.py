@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import PIL.Image
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import idx
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's name of 8-bit images, by channels
@@ -26,9 +26,9 @@ def read(path, shape):
     Raises:
       InputError: the file can't be read, is damaged, or holds other images.
     """
-    path = config.expand_path("the image", path)
+    path = errors.expand_path("the image", path)
     if not path.is_file():
-        raise config.InputError(f"{path} is not a file; give image or IDX files")
+        raise errors.InputError(f"{path} is not a file; give image or IDX files")
     if path.suffix == ".gz" or _starts_like_idx(path):
         images = _read_idx(path, shape)
     else:
@@ -44,7 +44,7 @@ def _starts_like_idx(path):
         with open(path, "rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise config.InputError(f"{path}: can't be read: {error.strerror}") from error
+        raise errors.InputError(f"{path}: can't be read: {error.strerror}") from error
     return start[:2] == b"\0\0" and start[2:] in (b"\x08\x03", b"\x08\x04")
 
 
@@ -63,10 +63,10 @@ def _read_image(path, shape):
             with PIL.Image.open(path) as image:
                 _check_header(path, image, shape)
                 pixels = np.asarray(image, np.uint8)
-    except config.InputError:
+    except errors.InputError:
         raise
     except PIL.UnidentifiedImageError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"{path} is neither an image that Pillow reads nor an IDX file of images"
         ) from error
     # Each of Pillow's formats has errors of its own for damaged files.
@@ -82,19 +82,19 @@ def _check_header(path, image, shape):
         raise _other_shape(path, (image.height, image.width), shape)
     wanted = MODES.get(channels)
     if image.mode != wanted:
-        raise config.InputError(
+        raise errors.InputError(
             f"{path}: the model takes 8-bit images of {channels} channels (Pillow's "
             f"mode {wanted}): got mode {image.mode}; convert it first"
         )
     if getattr(image, "n_frames", 1) != 1:
-        raise config.InputError(
+        raise errors.InputError(
             f"{path}: one image is expected, got {image.n_frames} frames"
         )
 
 
 def _other_shape(path, got, shape):
     """Returns the InputError of images of another shape."""
-    return config.InputError(
+    return errors.InputError(
         f"{path}: the model takes images of {shape[0]}x{shape[1]} pixels and "
         f"{shape[2]} channels: got shape {list(got)}; resize it first"
     )

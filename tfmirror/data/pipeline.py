@@ -1,7 +1,11 @@
 """The tf.data pipeline: parts of shuffled global batches, gathered whole by index.
 
     parts = batch_parts(
-        examples, first=0, part_sizes=(64, 64), batches_per_epoch=11, shuffle_seed=0
+        examples,
+        first=0,
+        per_replica_batch_sizes=(64, 64),
+        batches_per_epoch=11,
+        shuffle_seed=0,
     )
     # part 0 of batch 0, part 1 of batch 0, part 0 of batch 1, ... without end
 
@@ -19,17 +23,17 @@ def batch_parts(
     examples,
     *,
     first,
-    part_sizes,
+    per_replica_batch_sizes,
     batches_per_epoch,
     shuffle_seed=None,
     skipped_batches=0,
 ):
     """Returns an endless tf.data.Dataset of the parts of one batch after another.
 
-    With B the sum of `part_sizes`, batch k of an epoch holds the examples at positions
+    With B the sum of `per_replica_batch_sizes`, batch k of an epoch holds the examples at positions
     first + k B to first + (k + 1) B of that epoch's order, and its part p the
-    `part_sizes[p]` of them that follow those of the parts before. An element is one
-    part: images [part_sizes[p], H, W, C] uint8 and labels [part_sizes[p]] int32.
+    `per_replica_batch_sizes[p]` of them that follow those of the parts before. An element is one
+    part: images [per_replica_batch_sizes[p], H, W, C] uint8 and labels [per_replica_batch_sizes[p]] int32.
 
     It has no end so that tf.distribute need not test for one at every step; who takes
     `batches_per_epoch` batches stands at the start of the next epoch.
@@ -39,12 +43,16 @@ def batch_parts(
       shuffle_seed: each epoch has an order of its own drawn from it; None: as stored.
       skipped_batches: stand after so many batches of the first epochs.
     """
-    num_examples, num_parts = len(examples), len(part_sizes)
-    starts = tf.constant(list(itertools.accumulate(part_sizes, initial=0)), tf.int64)
-    batch_size = sum(part_sizes)
+    num_examples, num_parts = len(examples), len(per_replica_batch_sizes)
+    starts = tf.constant(
+        list(itertools.accumulate(per_replica_batch_sizes, initial=0)), tf.int64
+    )
+    batch_size = sum(per_replica_batch_sizes)
     # As eager tensors these are captured once, not copied into the graph.
     images, labels = tf.constant(examples.images), tf.constant(examples.labels)
-    static_size = part_sizes[0] if len(set(part_sizes)) == 1 else None
+    static_size = (
+        per_replica_batch_sizes[0] if len(set(per_replica_batch_sizes)) == 1 else None
+    )
 
     def part(counter):
         batch, p = counter // num_parts, counter % num_parts

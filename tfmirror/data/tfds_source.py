@@ -16,7 +16,7 @@ import requests
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import idx
 
 # tensorflow-datasets itself tries for minutes without a network (204 s for MNIST).
@@ -46,7 +46,7 @@ def load(name, folder=None):
     found = [split for split in EVAL_SPLITS if split in builder.info.splits]
     if "train" not in builder.info.splits or not found:
         got = ", ".join(builder.info.splits)
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {name} must have a train and a test or validation split: got "
             f"{got}"
         )
@@ -69,7 +69,7 @@ def _builder(name, folder):
         known = ["digits", "synthetic", *tfds.list_builders()]
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise config.InputError(
+        raise errors.InputError(
             "dataset must be digits, synthetic, the name of IDX files in --data_dir or "
             f"of an image classification set of tensorflow-datasets: got {name!r}{hint}"
         ) from error
@@ -82,12 +82,12 @@ def _check_is_classification(name, info):
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     if not is_image or not isinstance(label, tfds.features.ClassLabel):
         got = ", ".join(features)
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {name} must have 8-bit images 'image' and classes 'label': it "
             f"has {got}"
         )
     if None in image.shape:
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {name} must have images of one size: got {image.shape}"
         )
 
@@ -99,7 +99,7 @@ def _download(name, folder, builder):
     Returns the builder of the prepared data.
     """
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {name} can't be downloaded without you: prepare it as "
             "https://www.tensorflow.org/datasets/catalog tells, then call again"
         )
@@ -130,7 +130,7 @@ def _prepare(name, builder):
 
 def _unreachable(name, why):
     """Returns the InputError that names every way to the data."""
-    return config.InputError(
+    return errors.InputError(
         f"dataset {name} is not on this machine and can't be downloaded ({why}): give "
         "its IDX files with --data_dir=FOLDER, or install Debian's package of it to "
         f"{idx.DEBIAN_FOLDER / name.replace('_', '-')} where there is one, or let "
@@ -169,7 +169,7 @@ def _damaged(folder, error):
     found = next((file for file in files if not _is_whole(file)), folder)
     # Without the name of the operation, which TensorFlow puts first.
     why = " ".join(str(error).split()).rpartition("}} ")[-1][:200]
-    return config.InputError(
+    return errors.InputError(
         f"{found}: damaged ({why}); remove {folder}, and let tensorflow-datasets "
         "prepare it again"
     )

@@ -11,7 +11,7 @@ are those of the layer: a model is saved as plain Keras and loads as such.
 import keras
 import tensorflow as tf
 
-from tfmirror.models import layer_calls
+from tfmirror.models import layer_override
 
 
 def fuse(model):
@@ -22,7 +22,7 @@ def fuse(model):
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization) and _is_served(layer):
-            layer_calls.replace(layer, _call)
+            layer_override.replace(layer, _call)
 
 
 def _is_served(layer):

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfmirror import hardware
-from tfmirror.models import layer_calls
+from tfmirror.models import layer_override
 
 # Measured (BUILD_NOTES.md): with units for bfloat16 matrices (AMX) faster up to 14x14
 # outputs, with bfloat16 vectors (AVX-512) up to 7x7. Above, shifted copies cost more
@@ -34,7 +34,7 @@ def use_matrix_products(model):
     largest_side = LARGEST_SIDE_OF_MATRIX_UNITS if has_units else LARGEST_SIDE
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and _gains(layer, largest_side):
-            layer_calls.replace(layer, _call)
+            layer_override.replace(layer, _call)
 
 
 def _gains(layer, largest_side):

@@ -6,7 +6,7 @@ with gluon" (The Straight Dope, chapter 7).
 
 import keras
 
-from tfmirror import config
+from tfmirror import errors
 
 MIN_SIDE = 14  # 14 -> conv 12 -> pool 6 -> conv 2 -> pool 1
 
@@ -23,7 +23,7 @@ def build(input_shape, num_classes, initializer):
       InputError: an image side below 14 pixels, of which the pools leave nothing.
     """
     if min(input_shape[:2]) < MIN_SIDE:
-        raise config.InputError(
+        raise errors.InputError(
             f"images must have at least {MIN_SIDE} pixels a side for the model cnn: "
             f"got {input_shape[0]}x{input_shape[1]}"
         )

@@ -17,7 +17,7 @@ import typing
 
 import keras
 
-from tfmirror.models import layer_calls
+from tfmirror.models import layer_override
 
 
 class Use(typing.NamedTuple):
@@ -38,7 +38,7 @@ def leave_out(model):
     uses = leading_uses(model)
     if any(use.outputs != use.layer.output.shape[1:3] for use in uses):
         whole, used = uses[0].layer.input.shape[1:3], uses[0].inputs
-        layer_calls.replace(uses[0].layer, functools.partial(_call, whole, used))
+        layer_override.replace(uses[0].layer, functools.partial(_call, whole, used))
 
 
 def leading_uses(model):

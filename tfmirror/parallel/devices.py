@@ -10,8 +10,8 @@ import math
 
 import tensorflow as tf
 
-from tfmirror import config, hardware
-from tfmirror.parallel import memory, reduction
+from tfmirror import config, errors, hardware
+from tfmirror.parallel import allocator, reduction
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
 # cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
@@ -45,7 +45,7 @@ def choose(num_gpus, device_type="auto", keeps_memory=True):
     0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices.
     `device_type` "auto" takes GPUs, or logical CPU devices on a machine without any;
     "gpu" refuses that, "cpu" asks for it. On CPUs freed memory stays with the process
-    (`memory.keep_freed_memory`) unless `keeps_memory` is False.
+    (`allocator.keep_freed_memory`) unless `keeps_memory` is False.
 
     Raises:
       InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical
@@ -61,11 +61,11 @@ def choose(num_gpus, device_type="auto", keeps_memory=True):
     if not wants_gpus:
         count = num_gpus or config.NUM_STAND_INS
         if keeps_memory:
-            memory.keep_freed_memory()
+            allocator.keep_freed_memory()
         _make_logical_cpus(count)
         return Devices(tuple(f"CPU:{k}" for k in range(count)), are_stand_ins=True)
     if not physical_gpus or num_gpus > len(physical_gpus):
-        raise config.InputError(_too_few_gpus(num_gpus, len(physical_gpus)))
+        raise errors.InputError(_too_few_gpus(num_gpus, len(physical_gpus)))
     count = num_gpus or len(physical_gpus)
     return Devices(tuple(f"GPU:{k}" for k in range(count)), are_stand_ins=False)
 
@@ -91,7 +91,7 @@ def make_strategy(devices, all_reduce="auto"):
     if all_reduce == "auto":
         all_reduce = "one_device" if devices.are_stand_ins else "nccl"
     if devices.are_stand_ins and all_reduce != "one_device":
-        raise config.InputError(
+        raise errors.InputError(
             f"all_reduce={all_reduce} is of GPUs alone: logical CPU devices stand in; "
             "give auto or one_device"
         )
@@ -120,13 +120,13 @@ def set_threads(intra_op, inter_op):
         if inter_op and threading.get_inter_op_parallelism_threads() != inter_op:
             threading.set_inter_op_parallelism_threads(inter_op)
     except RuntimeError as error:
-        raise config.InputError(
+        raise errors.InputError(
             "intra_op_threads and inter_op_threads can't be changed once TensorFlow "
             "runs: give them to the first run of a process"
         ) from error
 
 
-def keep_operations_apart(devices, num_microbatches):
+def use_one_thread_per_op(devices, num_microbatches):
     """Lets each operation run in one thread, if microbatches keep all cores busy.
 
     TensorFlow has one pool of threads for the operations of all logical CPU devices.
@@ -143,7 +143,7 @@ def keep_operations_apart(devices, num_microbatches):
             tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
-def microbatches_at_once(devices):
+def max_concurrent_microbatches(devices):
     """Returns how many of its microbatches each replica may compute at a time.
 
     Where an operation has one thread, so many that no core is without work: a power of
@@ -205,7 +205,7 @@ def _make_logical_cpus(count):
     except RuntimeError:  # the runtime has started
         there = len(tf.config.list_logical_devices("CPU"))
         if there < count:
-            raise config.InputError(
+            raise errors.InputError(
                 f"gpus: {count} logical CPU devices asked for, but TensorFlow runs "
                 f"with {there} already; call devices.choose before anything else "
                 "uses it"

@@ -3,7 +3,7 @@
 Floating-point addition depends on its order, so the same bits on any number of replicas
 need one order that the number of replicas doesn't enter: a binary tree over the M
 microbatches. A replica adds the whole subtrees that lie in its own range
-(`aligned_blocks`); the rest of the tree is finished across replicas.
+(`aligned_subtrees`); the rest of the tree is finished across replicas.
 
 With M = 5 on two replicas that hold 3 and 2:
 
@@ -23,7 +23,7 @@ import tensorflow as tf
 FLOAT32_BYTES = 4
 
 
-def aligned_blocks(leaves, num_leaves):
+def aligned_subtrees(leaves, num_leaves):
     """Returns the largest subtrees that cover the range `leaves`: [(first, count)].
 
     `count` is a power of two that divides `first`. A subtree may reach past the last
@@ -65,7 +65,7 @@ def tree_sum(block, sums, num_leaves):
     return tf.nest.map_structure(tf.add, left, right)
 
 
-def keep_order_of_additions():
+def disable_arithmetic_optimizer():
     """Keeps TensorFlow from adding in another order than the graph says.
 
     Its graph optimizer rewrites trees of + into AddN, which has an order of its own.
@@ -118,20 +118,20 @@ def pack(sizes, most):
     return packs
 
 
-def finish_tree(block_sums, blocks_of_replicas, num_leaves, like):
+def finish_tree(block_sums, subtrees_of_replicas, num_leaves, like):
     """Returns the total of all leaves, the same bits on every replica. Replica context.
 
     Args:
       block_sums: nested tensors for each of this replica's blocks, in order.
-      blocks_of_replicas: the aligned_blocks of every replica.
+      subtrees_of_replicas: the aligned_subtrees of every replica.
       like: nested tensors of the structure of one block's sums.
     """
     whole = (0, tree_size(num_leaves))
-    if len(blocks_of_replicas) == 1:
+    if len(subtrees_of_replicas) == 1:
         return block_sums[0]
     # merge_call wants as many tensors from each replica: blocks that one has less are
     # filled up with scalars, which the merge leaves alone.
-    num_slots = max(map(len, blocks_of_replicas))
+    num_slots = max(map(len, subtrees_of_replicas))
     width = len(tf.nest.flatten(like))
     flat = [tensor for sums in block_sums for tensor in tf.nest.flatten(sums)]
     flat += [tf.zeros([]) for _ in range(num_slots * width - len(flat))]
@@ -139,7 +139,7 @@ def finish_tree(block_sums, blocks_of_replicas, num_leaves, like):
     def merge(strategy, *columns):
         rows = zip(*map(strategy.experimental_local_results, columns), strict=True)
         sums = {}
-        for blocks, row in zip(blocks_of_replicas, rows, strict=True):
+        for blocks, row in zip(subtrees_of_replicas, rows, strict=True):
             for slot, block in enumerate(blocks):
                 sums[block] = list(row[slot * width : (slot + 1) * width])
         # A plain tensor: every replica reads it from this device.

@@ -58,7 +58,7 @@ def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
     parts = pipeline.batch_parts(
         examples,
         first=plan.first,
-        part_sizes=plan.part_sizes,
+        per_replica_batch_sizes=plan.per_replica_batch_sizes,
         batches_per_epoch=plan.num_batches,
         shuffle_seed=shuffle_seed,
         skipped_batches=skipped,
@@ -74,10 +74,13 @@ def on_one_batch(segment, strategy, examples, plan):
       plan: microbatches.BatchPlan that `segment` was made for.
     """
     parts = pipeline.batch_parts(
-        examples, first=0, part_sizes=plan.part_sizes, batches_per_epoch=1
+        examples,
+        first=0,
+        per_replica_batch_sizes=plan.per_replica_batch_sizes,
+        batches_per_epoch=1,
     )
-    again = parts.take(len(plan.part_sizes)).cache().repeat()
-    again = again.prefetch(2 * len(plan.part_sizes))
+    again = parts.take(len(plan.per_replica_batch_sizes)).cache().repeat()
+    again = again.prefetch(2 * len(plan.per_replica_batch_sizes))
     return dataclasses.replace(
         segment,
         iterator=_distribute(strategy, again.with_options(pipeline.untuned_options())),

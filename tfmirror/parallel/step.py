@@ -1,6 +1,6 @@
 """One training step on N replicas, with every part of it in sight.
 
-    steps = make_train_steps(strategy, model, update, plan)
+    steps = make_train_steps(strategy, model, optimizer, plan)
     totals = steps(iterator, num_steps, zero_totals())
 
 A microbatch is a pure function of weights, state and examples (`contribution`). What
@@ -15,7 +15,7 @@ import typing
 
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, reduction, subtrees
+from tfmirror.parallel import gradients, reduction, subtrees
 
 
 class Totals(typing.NamedTuple):
@@ -57,13 +57,15 @@ def microbatches_of_replica(plan, images, labels):
     return dict(zip(mine, parts, strict=True))
 
 
-def blocks_of_replicas(plan):
+def subtrees_of_replicas(plan):
     """Returns for each replica the subtrees that it adds up, as [(first, count)]."""
-    ranges = [plan.microbatches_of(r) for r in range(len(plan.shares))]
+    ranges = [
+        plan.microbatches_of(r) for r in range(len(plan.microbatches_per_replica))
+    ]
     if not plan.in_fixed_tree:
         return [[(k, 1) for k in of_replica] for of_replica in ranges]
     return [
-        reduction.aligned_blocks(of_replica, plan.num_microbatches)
+        reduction.aligned_subtrees(of_replica, plan.num_microbatches)
         for of_replica in ranges
     ]
 
@@ -75,7 +77,7 @@ def sums_of_blocks(plan, images, labels, sums):
       images, labels: this replica's part.
       sums: function of (sizes, images, labels, k) of the microbatches from k on.
     """
-    blocks = blocks_of_replicas(plan)[replica_id()]
+    blocks = subtrees_of_replicas(plan)[replica_id()]
     sizes = [plan.sizes[first : first + count] for first, count in blocks]
     parts = _split(images, labels, map(sum, sizes))
     found = []
@@ -98,36 +100,36 @@ def total_sums(plan, block_sums, like, pack_bytes=0):
     if not plan.in_fixed_tree:
         (sums,) = block_sums  # one microbatch a replica
         return reduction.all_reduce(sums, pack_bytes)
-    blocks = blocks_of_replicas(plan)
+    blocks = subtrees_of_replicas(plan)
     return reduction.finish_tree(block_sums, blocks, plan.num_microbatches, like)
 
 
-def replica_sums(model, update, plan, sums, pack_bytes, images, labels):
+def replica_sums(model, optimizer, plan, sums, pack_bytes, images, labels):
     """Returns the Sums of the global batch, the same on every replica.
 
     Changes nothing. Runs in replica context.
 
     Args:
-      update: parallel.updates.Update.
-      sums: what subtrees.compile_sums makes of contribution.microbatch_sums.
+      optimizer: parallel.updates.Update.
+      sums: what subtrees.compile_sums makes of gradients.microbatch_gradients.
       pack_bytes: of `total_sums`.
       images, labels: this replica's part.
     """
-    weights = contribution.local_values(model.trainable_variables)
-    state = contribution.local_values(model.non_trainable_variables)
-    step, loss_scale = tf.cast(update.step(), tf.int32), update.loss_scale()
+    weights = gradients.local_values(model.trainable_variables)
+    state = gradients.local_values(model.non_trainable_variables)
+    step, loss_scale = tf.cast(optimizer.step(), tf.int32), optimizer.loss_scale()
 
     def block_sums(sizes, images, labels, k):
         draw = step * plan.num_microbatches + k
         return sums(sizes, weights, state, images, labels, draw, loss_scale)
 
     found = sums_of_blocks(plan, images, labels, block_sums)
-    averaged = contribution.averaged_state(model)
-    like = contribution.Sums(0.0, 0.0, model.trainable_variables, averaged)
+    averaged = gradients.averaged_state(model)
+    like = gradients.MicrobatchSums(0.0, 0.0, model.trainable_variables, averaged)
     return total_sums(plan, found, like, pack_bytes)
 
 
-def replica_apply(model, update, plan, total):
+def replica_apply(model, optimizer, plan, total):
     """Changes this replica's variables by what the global batch found.
 
     With B examples in the global batch, the gradient of the mean loss is (1/B) times
@@ -138,17 +140,17 @@ def replica_apply(model, update, plan, total):
     """
     # Batch norm's moving statistics: the mean over the microbatches that have examples.
     num_nonempty = sum(size > 0 for size in plan.sizes)
-    update.apply(
+    optimizer.apply(
         [gradient / plan.global_batch_size for gradient in total.gradients],
-        contribution.averaged_state(model),
+        gradients.averaged_state(model),
         [value / num_nonempty for value in total.state],
     )
 
 
 def replica_eval_step(model, weights, plan, sums, images, labels):
     """Returns (loss sum, number correct) of the global batch in inference mode."""
-    weights = contribution.local_values(weights)
-    state = contribution.local_values(model.non_trainable_variables)
+    weights = gradients.local_values(weights)
+    state = gradients.local_values(model.non_trainable_variables)
     found = sums_of_blocks(
         plan,
         images,
@@ -158,33 +160,37 @@ def replica_eval_step(model, weights, plan, sums, images, labels):
     return total_sums(plan, found, like=(0.0, 0.0))
 
 
-def training_sums(model, augment, replicas_talk, at_once):
+def training_sums(model, augment, has_cross_replica_ops, max_concurrent):
     """Returns a function of microbatches' sizes and arguments that gives their Sums.
 
     Args:
-      augment: of contribution.microbatch_sums.
-      replicas_talk: whether layers of the model reduce over replicas, which they can
+      augment: of gradients.microbatch_gradients.
+      has_cross_replica_ops: whether layers of the model reduce over replicas, which they can
         do only where each replica has one microbatch.
-      at_once: of subtrees.compile_sums.
+      max_concurrent: of subtrees.compile_sums.
     """
-    microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
-    if replicas_talk:  # not in a function of its own, which knows of one replica only
+    microbatch = functools.partial(
+        gradients.microbatch_gradients, model, augment=augment
+    )
+    if (
+        has_cross_replica_ops
+    ):  # not in a function of its own, which knows of one replica only
         return lambda sizes, *arguments: microbatch(*arguments)
     return subtrees.compile_sums(
-        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+        microbatch, model, *subtrees.TRAINING_SPECS, max_concurrent=max_concurrent
     )
 
 
 def make_train_steps(
     strategy,
     model,
-    update,
+    optimizer,
     plan,
     *,
     augment=None,
-    replicas_talk=False,
+    has_cross_replica_ops=False,
     pack_bytes=0,
-    at_once=1,
+    max_concurrent=1,
 ):
     """Returns a compiled function that takes many training steps in one call.
 
@@ -199,14 +205,16 @@ def make_train_steps(
     scale lowered.
 
     Args:
-      update: parallel.updates.Update of the model's variables.
+      optimizer: parallel.updates.Update of the model's variables.
       plan: microbatches.BatchPlan.
-      augment, replicas_talk, at_once: of `training_sums`.
+      augment, has_cross_replica_ops, max_concurrent: of `training_sums`.
       pack_bytes: of `total_sums`.
     """
-    contribution.check_state(model)
-    sums = training_sums(model, augment, replicas_talk, at_once)
-    find_sums = functools.partial(replica_sums, model, update, plan, sums, pack_bytes)
+    gradients.check_state(model)
+    sums = training_sums(model, augment, has_cross_replica_ops, max_concurrent)
+    find_sums = functools.partial(
+        replica_sums, model, optimizer, plan, sums, pack_bytes
+    )
 
     def find(parts):
         return strategy.run(find_sums, args=parts)
@@ -214,19 +222,21 @@ def make_train_steps(
     def take(sums):
         first = tf.nest.map_structure(functools.partial(_of_first, strategy), sums)
         is_finite = tf.reduce_all([_is_finite(g) for g in first.gradients])
-        goes_on = _is_finite(first.loss) & (is_finite | update.scales_loss)
-        apply = functools.partial(replica_apply, model, update, plan)
+        goes_on = _is_finite(first.loss) & (is_finite | optimizer.scales_loss)
+        apply = functools.partial(replica_apply, model, optimizer, plan)
         tf.cond(
             goes_on & is_finite,
             lambda: _run_branch(strategy, apply, sums),
-            lambda: _run_branch(strategy, update.skip) if update.scales_loss else 0,
+            lambda: (
+                _run_branch(strategy, optimizer.skip) if optimizer.scales_loss else 0
+            ),
         )
         return first.loss, first.num_correct, goes_on
 
     return _make_steps(find, take, plan)
 
 
-def make_eval_steps(strategy, model, plan, weights=None, at_once=1):
+def make_eval_steps(strategy, model, plan, weights=None, max_concurrent=1):
     """Returns a compiled function as `make_train_steps` does, which only looks.
 
     It runs the model in inference mode and changes no variable. It stops before a step
@@ -235,11 +245,11 @@ def make_eval_steps(strategy, model, plan, weights=None, at_once=1):
     Args:
       weights: variables to take in place of the model's trainable ones, such as their
         moving averages.
-      at_once: of subtrees.compile_sums.
+      max_concurrent: of subtrees.compile_sums.
     """
     weights = model.trainable_variables if weights is None else weights
-    microbatch = functools.partial(contribution.inference_sums, model)
-    sums = subtrees.compile_sums(microbatch, model, at_once=at_once)
+    microbatch = functools.partial(gradients.inference_sums, model)
+    sums = subtrees.compile_sums(microbatch, model, max_concurrent=max_concurrent)
     replica_step = functools.partial(replica_eval_step, model, weights, plan, sums)
 
     def take(sums):
@@ -269,7 +279,7 @@ def _make_steps(find, take, plan):
         sum, number correct, whether it was).
     """
     if plan.in_fixed_tree:
-        reduction.keep_order_of_additions()
+        reduction.disable_arithmetic_optimizer()
 
     # Its Python is to run as it stands when traced; only the loop below is converted.
     @tf.autograph.experimental.do_not_convert

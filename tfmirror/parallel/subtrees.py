@@ -18,7 +18,7 @@ from tfmirror.parallel import reduction
 TRAINING_SPECS = (tf.TensorSpec([], tf.float32),)
 
 
-def compile_sums(function, model, *more, at_once=1):
+def compile_sums(function, model, *more, max_concurrent=1):
     """Returns a function of microbatches' sizes and arguments that gives their sum.
 
     The sizes are those of a whole subtree of `reduction.tree_sum`, as Python integers.
@@ -30,7 +30,7 @@ def compile_sums(function, model, *more, at_once=1):
       function: of one microbatch's (weights, state, images, labels, draw, *more) that
         gives nested tensors; pure.
       more: tf.TensorSpecs of further arguments.
-      at_once: how many microbatches may be computed at a time, and be in memory: the
+      max_concurrent: how many microbatches may be computed at a time, and be in memory: the
         largest power of two in it. Changes no bit.
     """
     weights, state = (
@@ -38,16 +38,16 @@ def compile_sums(function, model, *more, at_once=1):
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
 
-    def subtree(sizes, at_once):
+    def subtree(sizes, max_concurrent):
         # As equal ones have them in common.
-        return traced(tuple(sizes), max(1, min(at_once, len(sizes))))
+        return traced(tuple(sizes), max(1, min(max_concurrent, len(sizes))))
 
     @functools.cache
-    def traced(sizes, at_once):
+    def traced(sizes, max_concurrent):
         if len(sizes) == 1:
             body = function
         else:
-            body = functools.partial(_add_halves, subtree, sizes, at_once)
+            body = functools.partial(_add_halves, subtree, sizes, max_concurrent)
         return tf.function(
             # Without the names of what a functools.partial has bound.
             lambda *arguments: body(*arguments),
@@ -65,12 +65,14 @@ def compile_sums(function, model, *more, at_once=1):
     def sums(sizes, *arguments):
         # Never a constant, for each of which TensorFlow would compile a copy.
         tensors = tf.nest.map_structure(tf.convert_to_tensor, arguments)
-        return subtree(sizes, at_once)(*tensors)
+        return subtree(sizes, max_concurrent)(*tensors)
 
     return sums
 
 
-def _add_halves(subtree, sizes, at_once, weights, state, images, labels, draw, *more):
+def _add_halves(
+    subtree, sizes, max_concurrent, weights, state, images, labels, draw, *more
+):
     """Returns the sum of the left half's sums and of the right half's.
 
     One half after the other, for memory, unless more than one microbatch's activations
@@ -79,12 +81,12 @@ def _add_halves(subtree, sizes, at_once, weights, state, images, labels, draw, *
     half = reduction.tree_size(len(sizes)) // 2
     cut = sum(sizes[:half])
     left_images, right_images = images[:cut], images[cut:]
-    left = subtree(sizes[:half], at_once // 2)(
+    left = subtree(sizes[:half], max_concurrent // 2)(
         weights, state, left_images, labels[:cut], draw, *more
     )
-    if at_once == 1:
+    if max_concurrent == 1:
         right_images = after(left, right_images)
-    right = subtree(sizes[half:], at_once // 2)(
+    right = subtree(sizes[half:], max_concurrent // 2)(
         weights, state, right_images, labels[cut:], draw + half, *more
     )
     return tf.nest.map_structure(tf.add, left, right)

@@ -14,8 +14,8 @@ No difference of two large squares is taken, as in E[x^2] - E[x]^2, which Keras'
 import keras
 import tensorflow as tf
 
-from tfmirror import config
-from tfmirror.models import layer_calls
+from tfmirror import errors
+from tfmirror.models import layer_override
 
 
 def synchronize(model):
@@ -27,7 +27,7 @@ def synchronize(model):
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer_calls.restore(layer)  # a fused kernel knows no other replica
+            layer_override.restore(layer)  # a fused kernel knows no other replica
             layer._moments = _make_global_moments(layer)
 
 
@@ -76,10 +76,10 @@ def check_plans(plans):
     It would not compute its layers then, and the others would wait for its statistics.
     """
     for plan in plans:
-        if 0 in plan.part_sizes:
-            raise config.InputError(
+        if 0 in plan.per_replica_batch_sizes:
+            raise errors.InputError(
                 "batch_norm=sync needs an example on every replica in every batch: a "
                 f"batch of {plan.global_batch_size} leaves one of "
-                f"{len(plan.part_sizes)} without; change --global_batch_size or "
+                f"{len(plan.per_replica_batch_sizes)} without; change --global_batch_size or "
                 "--limit_train_examples"
             )

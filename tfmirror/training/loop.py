@@ -8,28 +8,16 @@ steps and a function that takes some of them.
 """
 
 import contextlib
-import dataclasses
 import math
 import time
 
 from tfmirror import metrics
+from tfmirror.rundir.state import START_OF_PASS, PassProgress
 
 # A call of this length is long enough to hide the cost of leaving the device, and short
 # enough for a progress bar.
 TARGET_LOOP_SECONDS = 0.5
 FIRST_LOOP_STEPS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """How far a pass over examples has come."""
-
-    num_steps: int = 0
-    totals: metrics.Totals = metrics.Totals(0.0, 0, 0)
-    seconds: float = 0.0
-
-
-START = Point()
 
 
 class NotFiniteError(Exception):
@@ -45,7 +33,7 @@ class Periodic:
     """Calls a function after every so many steps, counted over all passes."""
 
     def __init__(self, every, run, steps=0):
-        """`run` takes (steps so far, Point of the pass); `every` 0: never called.
+        """`run` takes (steps so far, PassProgress of the pass); `every` 0: never called.
 
         `steps` have been taken before.
         """
@@ -77,24 +65,24 @@ def run_pass(
     segments,
     totals,
     *,
-    start=START,
+    start=START_OF_PASS,
     steps_per_loop=0,
     periodics=(),
     on_call=None,
     guard=lambda num_steps: contextlib.nullcontext(),
     clock=time.monotonic,
 ):
-    """Runs all steps of `segments` that are left; returns the Point at its end.
+    """Runs all steps of `segments` that are left; returns the PassProgress at the end.
 
     What is computed does not depend on how many steps a call takes: totals are handed
     on from call to call, in order.
 
     Args:
       totals: device totals at `start`, as of step.make_totals.
-      start: Point that was reached before; the segments' data stand there too.
+      start: PassProgress that was reached before; the segments' data stand there too.
       steps_per_loop: steps a call; 0: chosen by `next_loop_steps`.
       periodics: Periodics; a call ends where one is due.
-      on_call: called after each call, before the periodics, with the Point.
+      on_call: called after each call, before the periodics, with the PassProgress.
       guard: function of a number of steps that gives a context manager for a call.
       clock: returns seconds; waits are over when it is read.
 
@@ -118,7 +106,7 @@ def run_pass(
             so_far = metrics.Totals(
                 float(totals.loss_sum), int(totals.num_correct), num_examples
             )
-            point = Point(point.num_steps + taken, so_far, clock() - began)
+            point = PassProgress(point.num_steps + taken, so_far, clock() - began)
             if not steps_per_loop:
                 loop_steps = next_loop_steps(num_steps, clock() - call_start)
             if on_call:

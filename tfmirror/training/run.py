@@ -9,22 +9,13 @@ import functools
 import statistics
 import time
 
-from tfmirror import config
-from tfmirror.parallel import drift, step
-from tfmirror.reporting import plots, runs
-from tfmirror.training import (
-    checkpoints,
-    environment,
-    interruption,
-    loop,
-    records,
-    resuming,
-    terminal,
-    watchdog,
-    writers,
-)
-from tfmirror.training import job as jobs
-from tfmirror.training import state as states
+from tfmirror import config, errors
+from tfmirror.diagnostics import drift
+from tfmirror.parallel import step
+from tfmirror.reporting import plots
+from tfmirror.rundir import checkpoints, directory, environment, reader, resume
+from tfmirror.rundir import state as states
+from tfmirror.training import interruption, loop, progress, setup, terminal, watchdog
 
 
 def train(settings):
@@ -44,72 +35,74 @@ def train(settings):
     """
     config.check(settings)
     if settings.resume != "auto":
-        writers.check_is_free(settings.workdir)
+        directory.check_is_free(settings.workdir)
     show = terminal.Terminal()
-    chosen, settings = jobs.choose(settings)
-    earlier = resuming.find(settings, show.line)
+    chosen, settings = setup.choose(settings)
+    earlier = resume.find(settings, show.line)
     if earlier.summary:
         show.line(f"finished already: {earlier.directory}")
         return earlier.summary | {"workdir": str(earlier.directory)}
     now = environment.describe(chosen)
-    for line in resuming.environment_changes(earlier.environment, now):
+    for line in resume.environment_changes(earlier.environment, now):
         show.line(line)
     if not earlier.directory:
-        writers.check_is_free(settings.workdir)
-    job = jobs.prepare(settings, chosen, earlier.state)
+        directory.check_is_free(settings.workdir)
+    training_setup = setup.prepare(settings, chosen, earlier.state)
     name = f"{settings.model}-{settings.dataset}".replace("/", "-")
-    directory = earlier.directory or writers.create(
-        settings.workdir, f"{name}-{job.devices.num_replicas}replicas"
+    folder = earlier.directory or directory.create(
+        settings.workdir, f"{name}-{training_setup.devices.num_replicas}replicas"
     )
-    position = earlier.state.position if earlier.state else states.Position()
-    with writers.lock(directory), writers.stops_on_os_errors(directory):
+    position = earlier.state.position if earlier.state else states.RunProgress()
+    with directory.lock(folder), directory.stops_on_os_errors(folder):
         with interruption.Watch() as watch:
-            summary = Run(job, directory, position, show, watch).complete()
-    return summary | {"workdir": str(directory)}
+            summary = Run(training_setup, folder, position, show, watch).complete()
+    return summary | {"workdir": str(folder)}
 
 
 class Run:
-    """A run on its way: a job, where it stands, and what is written of it."""
+    """A run on its way: its set-up, where it stands, and what is written of it."""
 
-    def __init__(self, job, directory, position, show, watch):
-        """`position` is where `job` stands; `watch` tells when to end."""
-        self.job, self.directory, self.position = job, directory, position
+    def __init__(self, training_setup, folder, position, show, watch):
+        """`position` is where `training_setup` stands; `watch` tells when to end."""
+        self.setup, self.folder, self.position = training_setup, folder, position
         self.show, self.watch = show, watch
-        self.writer = writers.RunWriter(
-            directory, position.records, job.steps_per_epoch
+        self.writer = directory.RunWriter(
+            folder, position.records, training_setup.steps_per_epoch
         )
-        every, unit = config.parse_interval(job.settings.checkpoint_every)
+        every, unit = config.parse_interval(training_setup.settings.checkpoint_every)
         self.checkpoint_epochs = every if unit == "epoch" else 0
         self.checkpoint_steps = every if unit == "step" else 0
         self.writes_checkpoints = every > 0
-        self.best_accuracy = checkpoints.best_accuracy(directory / "checkpoints")
+        self.best_accuracy = checkpoints.best_accuracy(folder / "checkpoints")
 
     def complete(self):
         """Trains to the end; returns what summary.json holds."""
-        job, settings = self.job, self.job.settings
+        training_setup, settings = self.setup, self.setup.settings
         with self.writer:
-            for text in records.first_lines(job):
+            for text in progress.first_lines(training_setup):
                 self.show.line(text)
-            self.show.line(f"run directory: {self.directory}")
+            self.show.line(f"run directory: {self.folder}")
             # Of the run that this one makes longer; left there, it would seem whole.
-            (self.directory / "summary.json").unlink(missing_ok=True)
+            (self.folder / "summary.json").unlink(missing_ok=True)
             self.writer.write_json("config.json", dataclasses.asdict(settings))
             self.writer.write_json(
-                "environment.json", environment.describe(job.devices)
+                "environment.json", environment.describe(training_setup.devices)
             )
-            if self.position != states.Position() and self.writes_checkpoints:
+            if self.position != states.RunProgress() and self.writes_checkpoints:
                 # Killed before the next one, it would else begin anew in a new folder,
                 # and in the old one go on with the settings of before.
                 self._mark_if_best(self._checkpoint(self.position.point))
-            trace_seconds = _trace(job)
+            trace_seconds = _trace(training_setup)
             self.show.line(f"traced and compiled in {trace_seconds:.1f} s")
             periodics = self._make_periodics()
             while self.position.num_epochs < settings.epochs:
                 self._complete_epoch(periodics)
-            job.update.finish()
-            summary = records.summarize(job, trace_seconds, self.position.records)
-            writers.save_model(job.model, self.directory / writers.MODEL)
-            draw(self.directory)
+            training_setup.optimizer.finish()
+            summary = progress.summarize(
+                training_setup, trace_seconds, self.position.records
+            )
+            directory.save_model(training_setup.model, self.folder / directory.MODEL)
+            draw(self.folder)
             # Last: where it is, a run is whole.
             self.writer.write_json("summary.json", summary)
         speed = statistics.median(
@@ -123,33 +116,40 @@ class Run:
     def _make_periodics(self):
         """Returns what is to be done after every so many steps, in this order.
 
-        Not kept in `self`: a cycle of references would leave the job, and iterators
+        Not kept in `self`: a cycle of references would leave the set-up, and iterators
         whose deletion takes the longer the older they are, to the garbage collector.
         """
-        job, steps = self.job, self.position.num_steps(self.job.steps_per_epoch)
-        check = make_drift_check(job, self.show)
+        training_setup, steps = (
+            self.setup,
+            self.position.num_steps(self.setup.steps_per_epoch),
+        )
+        check = make_drift_check(training_setup, self.show)
         return [
-            loop.Periodic(job.settings.check_drift_every, check, steps),
+            loop.Periodic(training_setup.settings.check_drift_every, check, steps),
             loop.Periodic(self.checkpoint_steps, self._checkpoint_within_epoch, steps),
         ]
 
     def _complete_epoch(self, periodics):
         """Trains and evaluates to the end of the epoch that the run stands in."""
-        job, epochs = self.job, self.job.settings.epochs
+        training_setup, epochs = self.setup, self.setup.settings.epochs
         epoch = self.position.num_epochs + 1
         point = self.position.point
-        dog = watchdog.Watchdog(job.settings.step_timeout, job.describe_replicas)
+        dog = watchdog.Watchdog(
+            training_setup.settings.step_timeout, training_setup.describe_replicas
+        )
         run_pass = functools.partial(
-            loop.run_pass, steps_per_loop=job.settings.steps_per_loop, guard=dog.guard
+            loop.run_pass,
+            steps_per_loop=training_setup.settings.steps_per_loop,
+            guard=dog.guard,
         )
         totals = step.make_totals(
             point.totals.loss_sum, point.totals.num_correct, point.num_steps
         )
-        num_examples = len(job.dataset.train)
+        num_examples = len(training_setup.dataset.train)
         with self.show.epoch_progress(epoch, epochs, num_examples) as on_progress:
             try:
                 trained = run_pass(
-                    job.train_segments,
+                    training_setup.train_segments,
                     totals,
                     start=point,
                     periodics=periodics,
@@ -159,19 +159,19 @@ class Run:
                 raise self._stopped(error.num_steps) from error
         try:
             evaluated = run_pass(
-                job.eval_segments,
+                training_setup.eval_segments,
                 step.zero_totals(),
                 # Asked to end, it goes on with the evaluation, from its beginning.
                 on_call=lambda _: self._after_call(None, trained),
             )
         except loop.NotFiniteError as error:
-            raise config.TrainingStoppedError(
+            raise errors.TrainingStoppedError(
                 f"the loss of the evaluation after epoch {epoch} is not finite; a "
                 "lower --learning_rate or --clip_norm may help"
             ) from error
-        record = records.epoch_record(epoch, trained, evaluated)
-        self.position = states.Position((*self.position.records, record))
-        self.writer.write_epoch(epoch * job.steps_per_epoch, record)
+        record = progress.epoch_record(epoch, trained, evaluated)
+        self.position = states.RunProgress((*self.position.records, record))
+        self.writer.write_epoch(epoch * training_setup.steps_per_epoch, record)
         self._checkpoint_after_epoch()
         self.show.line(terminal.epoch_line(record, epochs))
 
@@ -184,10 +184,10 @@ class Run:
         where = f"interrupted after step {point.num_steps} of epoch "
         where += str(self.position.num_epochs + 1)
         if not self.writes_checkpoints:
-            raise config.InterruptedRunError(f"{where}; no checkpoint was asked for")
+            raise errors.InterruptedRunError(f"{where}; no checkpoint was asked for")
         path = self._checkpoint(point)
-        raise config.InterruptedRunError(
-            f"{where}; wrote {path}; --workdir='{self.directory}' --resume=auto goes on"
+        raise errors.InterruptedRunError(
+            f"{where}; wrote {path}; --workdir='{self.folder}' --resume=auto goes on"
         )
 
     def _checkpoint_within_epoch(self, steps_taken, point):
@@ -200,13 +200,13 @@ class Run:
             return
         num_epochs = self.position.num_epochs
         is_due = self.checkpoint_epochs and num_epochs % self.checkpoint_epochs == 0
-        is_last = num_epochs == self.job.settings.epochs
+        is_last = num_epochs == self.setup.settings.epochs
         if self._is_best() or is_due or is_last:
-            self._mark_if_best(self._checkpoint(loop.START))
+            self._mark_if_best(self._checkpoint(states.START_OF_PASS))
 
     def _is_best(self):
         """Returns whether the run stands after an epoch better than `best` in it."""
-        if not self.position.records or self.position.point != loop.START:
+        if not self.position.records or self.position.point != states.START_OF_PASS:
             return False
         return self.position.records[-1]["eval_accuracy"] > self.best_accuracy
 
@@ -220,41 +220,43 @@ class Run:
         """Writes a checkpoint at a Point of the epoch; returns its path."""
         position = dataclasses.replace(self.position, point=point)
         return checkpoints.write(
-            self.directory / "checkpoints",
-            states.capture(self.job, position),
-            self.job.settings.keep,
+            self.folder / "checkpoints",
+            states.capture(self.setup, position),
+            self.setup.settings.keep,
         )
 
     def _stopped(self, num_steps):
         """Returns the error of a step that is not finite, after so many of the pass."""
         epoch = self.position.num_epochs
-        number = epoch * self.job.steps_per_epoch + num_steps + 1
-        found = self.job.find_not_finite(epoch, num_steps)
+        number = epoch * self.setup.steps_per_epoch + num_steps + 1
+        found = self.setup.find_not_finite(epoch, num_steps)
         listed = "; ".join(finding.describe() for finding in found[:3])
         listed = listed or "only the sum over the microbatches"
-        return config.TrainingStoppedError(
+        return errors.TrainingStoppedError(
             f"step {number} (epoch {epoch + 1}) was not taken, since it is not finite: "
             f"{listed}; a lower --learning_rate or --clip_norm may help"
         )
 
 
-def draw(directory):
-    """Draws the curves of the run in `directory` into its folder plots/."""
-    folder = directory / "plots"
-    folder.mkdir(exist_ok=True)
-    plots.save(plots.draw_curves([runs.read(directory)]), folder / "curves.png")
+def draw(folder):
+    """Draws the curves of the run in `folder` into its folder plots/."""
+    (folder / "plots").mkdir(exist_ok=True)
+    drawn = plots.draw_curves([reader.read(folder)])
+    plots.save(drawn, folder / "plots" / "curves.png")
 
 
-def _trace(job):
+def _trace(training_setup):
     """Traces all that the run will call; returns the seconds it took."""
     start = time.monotonic()
-    loop.trace(job.train_segments + job.eval_segments, step.zero_totals())
+    loop.trace(
+        training_setup.train_segments + training_setup.eval_segments, step.zero_totals()
+    )
     return time.monotonic() - start
 
 
-def make_drift_check(job, show):
+def make_drift_check(training_setup, show):
     """Returns a function of the steps taken that stops or resyncs drifted replicas."""
-    find_drifts = drift.make_check(job.strategy, job.variables)
+    find_drifts = drift.make_check(training_setup.strategy, training_setup.variables)
 
     def check(steps_taken, point):
         drifts = find_drifts()
@@ -262,9 +264,11 @@ def make_drift_check(job, show):
             return
         listed = "; ".join(d.describe() for d in drifts)
         what = f"after step {steps_taken} replicas differ from replica 0: {listed}"
-        if job.settings.on_drift == "stop":
-            raise config.TrainingStoppedError(what)
-        drift.resync(job.strategy, [job.variables[d.name] for d in drifts])
+        if training_setup.settings.on_drift == "stop":
+            raise errors.TrainingStoppedError(what)
+        drift.resync(
+            training_setup.strategy, [training_setup.variables[d.name] for d in drifts]
+        )
         show.line(f"{what}; resynced from replica 0")
 
     return check

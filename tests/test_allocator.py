@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from tfmirror.parallel import memory
+from tfmirror.parallel import allocator
 
 # Frees and takes 64 MiB again and again; prints the pages that had to be mapped anew.
 PROGRAM = """
 import ctypes, resource, sys
 from tfmirror.parallel import memory
 if sys.argv[1] == "keep":
-    assert memory.keep_freed_memory()
+    assert allocator.keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 size = 64 << 20
@@ -47,4 +47,4 @@ def test_freed_memory_is_not_mapped_anew():
 
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert memory.keep_freed_memory() is False
+    assert allocator.keep_freed_memory() is False

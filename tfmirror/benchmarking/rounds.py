@@ -8,9 +8,9 @@ import contextlib
 import dataclasses
 import statistics
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.benchmarking import contenders
-from tfmirror.benchmarking.work import Work
+from tfmirror.benchmarking.workload import Workload
 from tfmirror.command_config import PEERS
 
 WARM_UP_STEPS = 5
@@ -18,9 +18,9 @@ WARM_UP_STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured of one Work."""
+    """What was measured of one Workload."""
 
-    work: Work
+    work: Workload
     speeds: tuple[float, ...]  # images a second of each turn
     start_seconds: float  # from the start of its process until it was ready
     ready: dict  # what its process said then
@@ -63,7 +63,7 @@ def measure(works, *, repetitions, seconds, torch_python="", say=print):
                     stack.enter_context(contenders.Contender(work, torch_python))
                 )
                 say(f"ready: {work.name}")
-            except (config.InputError, OSError) as error:
+            except (errors.InputError, OSError) as error:
                 if work.contender == "tfmirror":
                     raise
                 missing.append(str(error))
@@ -111,8 +111,8 @@ def _asked(contender):
 class Ratio:
     """How two Measured compare, turn by turn."""
 
-    of: Work
-    against: Work
+    of: Workload
+    against: Workload
     median: float
     least: float
     most: float

@@ -1,22 +1,34 @@
 """All that decides how a run goes on, as plain values: nothing of it knows of replicas.
 
-state = capture(job, position)                      # at any step
-restore(job, state)                                 # on any number of replicas
+state = capture(training_setup, position)           # at any step
+restore(training_setup, state)                      # on any number of replicas
 """
 
 import dataclasses
 
 import numpy as np
 
-from tfmirror.training import loop
+from tfmirror import metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class PassProgress:
+    """How far a pass over examples has come."""
+
+    num_steps: int = 0
+    totals: metrics.Totals = metrics.Totals(0.0, 0, 0)
+    seconds: float = 0.0
+
+
+START_OF_PASS = PassProgress()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunProgress:
     """Where in a run: epochs that are over, and how far the one after them has come."""
 
     records: tuple[dict, ...] = ()  # of the finished epochs, as in summary.json
-    point: loop.Point = loop.START
+    point: PassProgress = START_OF_PASS
 
     @property
     def num_epochs(self):
@@ -29,26 +41,26 @@ class Position:
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class RunState:
     """A run, stopped between two steps."""
 
     settings: dict  # resolved
     data_sha256: str  # of datasets.ImageDataset.sha256
-    position: Position
+    position: RunProgress
     num_steps: int  # since the run began
     model: dict  # what it maps to what, and the names of its variables
     variables: dict[str, np.ndarray]  # by name
 
 
-def capture(job, position):
-    """Returns the State of `job` at `position`, from the first replica's variables."""
-    return State(
-        dataclasses.asdict(job.settings),
-        job.data_sha256,
+def capture(training_setup, position):
+    """Returns the RunState of `training_setup` at `position`, from replica 0."""
+    return RunState(
+        dataclasses.asdict(training_setup.settings),
+        training_setup.data_sha256,
         position,
-        position.num_steps(job.steps_per_epoch),
-        describe_model(job.model),
-        {name: v.numpy() for name, v in _decided_by_training(job).items()},
+        position.num_steps(training_setup.steps_per_epoch),
+        describe_model(training_setup.model),
+        {name: v.numpy() for name, v in _decided_by_training(training_setup).items()},
     )
 
 
@@ -61,13 +73,13 @@ def describe_model(model):
     }
 
 
-def restore(job, state):
-    """Gives every replica's variables of `job` the values that they have in `state`.
+def restore(training_setup, state):
+    """Assigns the values in `state` to every replica's variables.
 
     Raises:
-      ValueError: the variables are not those of `job`.
+      ValueError: the variables are not those of `training_setup`.
     """
-    own = _decided_by_training(job)
+    own = _decided_by_training(training_setup)
     shapes = {n: (tuple(v.shape), np.dtype(v.dtype)) for n, v in own.items()}
     found = {n: (a.shape, a.dtype) for n, a in state.variables.items()}
     if shapes != found:
@@ -77,6 +89,10 @@ def restore(job, state):
         variable.assign(state.variables[name])
 
 
-def _decided_by_training(job):
-    """Returns the variables of `job` that its settings don't decide, by name."""
-    return {n: v for n, v in job.variables.items() if not n.endswith("/learning_rate")}
+def _decided_by_training(training_setup):
+    """Returns the variables that the settings don't decide, by name."""
+    return {
+        n: v
+        for n, v in training_setup.variables.items()
+        if not n.endswith("/learning_rate")
+    }

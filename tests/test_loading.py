@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from helpers import faults, make_strategy
 
-from tfmirror import config, models
-from tfmirror.training import checkpoints, trained
+from tfmirror import errors, models
+from tfmirror.inference import loading
+from tfmirror.rundir import checkpoints
 
 
 def assert_same(one, other):
@@ -24,9 +25,9 @@ def assert_same(one, other):
 
 def test_a_finished_run_and_its_last_checkpoint_are_the_same(finished_run):
     """Both with the averaged weights, which are not the weights."""
-    whole = trained.find(finished_run, pytest.fail)
+    whole = loading.find(finished_run, pytest.fail)
     state, last = checkpoints.latest(finished_run / "checkpoints", pytest.fail)
-    assert_same(whole, trained.find(last, pytest.fail))
+    assert_same(whole, loading.find(last, pytest.fail))
     raw = state.variables["cnn/conv1/kernel"]
     assert np.abs(whole.variables[0] - raw).max() > 1e-5
 
@@ -37,21 +38,21 @@ def test_a_run_that_was_interrupted_gives_its_last_whole_checkpoint(
     folder = shutil.copytree(finished_run, tmp_path / "interrupted")
     (folder / "summary.json").unlink()
     first, last = sorted(folder.glob("checkpoints/step-*.npz"))
-    assert trained.find(folder, pytest.fail).source == str(last)
+    assert loading.find(folder, pytest.fail).source == str(last)
     last.write_bytes(last.read_bytes()[:-1])
     warnings = []
-    assert trained.find(folder, warnings.append).source == str(first)
+    assert loading.find(folder, warnings.append).source == str(first)
     assert len(warnings) == 1 and last.name in warnings[0]
     first.unlink()
-    with pytest.raises(config.InputError, match="neither a finished run nor a whole"):
-        trained.find(folder, warnings.append)
+    with pytest.raises(errors.InputError, match="neither a finished run nor a whole"):
+        loading.find(folder, warnings.append)
 
 
 def test_every_fault_of_a_saved_model_is_recognised_or_harmless(
     finished_run, tmp_path, record_property
 ):
     folder = shutil.copytree(finished_run, tmp_path / "run")
-    whole, file = trained.find(folder, pytest.fail), folder / "model.keras"
+    whole, file = loading.find(folder, pytest.fail), folder / "model.keras"
     other = models.build("cnn", (28, 28, 1), 10)
     other.save(tmp_path / "other.keras")
     count = collections.Counter()
@@ -59,9 +60,9 @@ def test_every_fault_of_a_saved_model_is_recognised_or_harmless(
     for what, damaged in faults(content, of_other):
         file.write_bytes(damaged)
         try:
-            assert_same(trained.find(folder, pytest.fail), whole)
+            assert_same(loading.find(folder, pytest.fail), whole)
             count["harmless"] += 1
-        except config.InputError as error:
+        except errors.InputError as error:
             assert "model.keras can't be used" in str(error), what
             assert "\n" not in str(error), what
             count["recognised"] += 1
@@ -73,21 +74,21 @@ def test_a_model_that_brings_code_along_is_refused(finished_run, tmp_path):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     layer = keras.layers.Lambda(lambda x: x)
     keras.Sequential([keras.Input((28, 28, 1)), layer]).save(folder / "model.keras")
-    with pytest.raises(config.InputError, match="(?i)lambda"):
-        trained.find(folder, pytest.fail)
+    with pytest.raises(errors.InputError, match="(?i)lambda"):
+        loading.find(folder, pytest.fail)
 
 
 @pytest.mark.parametrize("name", ["nothing/there", "a_file.npz"])
 def test_what_is_no_model_is_one_line(tmp_path, name):
     (tmp_path / "a_file.npz").write_bytes(b"text" * 50)
-    with pytest.raises(config.InputError, match="a run directory or a checkpoint is"):
-        trained.find(tmp_path / name, pytest.fail)
+    with pytest.raises(errors.InputError, match="a run directory or a checkpoint is"):
+        loading.find(tmp_path / name, pytest.fail)
 
 
 def test_settings_that_name_another_model_are_refused(finished_run, tmp_path):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"model": "resnet18"}))
-    found = trained.find(folder, pytest.fail)
-    with pytest.raises(config.InputError, match="does not fit the model resnet18"):
-        trained.build(found, make_strategy(2))
+    found = loading.find(folder, pytest.fail)
+    with pytest.raises(errors.InputError, match="does not fit the model resnet18"):
+        loading.build(found, make_strategy(2))

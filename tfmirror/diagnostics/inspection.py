@@ -15,8 +15,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tfmirror import config
-from tfmirror.parallel import contribution, microbatches, step
+from tfmirror import errors
+from tfmirror.parallel import gradients, microbatches, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ReplicaView:
     """One global batch as every replica sees it."""
 
     devices: tuple[str, ...]  # of each replica
-    part_sizes: tuple[int, ...]  # examples on each replica
+    per_replica_batch_sizes: tuple[int, ...]  # examples on each replica
     labels: tuple[np.ndarray, ...]  # [b] of each replica
     logits: tuple[np.ndarray, ...]  # [b, K] of each replica
     mean_loss: float  # over the global batch, nats
@@ -75,17 +75,17 @@ class ReplicaView:
         found = [v for v in self.variables if ("/" + v.path).endswith(ending)]
         if len(found) != 1:
             known = ", ".join(v.path for v in self.variables)
-            raise config.InputError(f"variable must be one of {known}: got {path!r}")
+            raise errors.InputError(f"variable must be one of {known}: got {path!r}")
         return found[0]
 
 
-def split_global_batch(strategy, array, part_sizes):
+def split_global_batch(strategy, array, per_replica_batch_sizes):
     """Returns `array` [B, ...] as a distributed value, part after part in order.
 
-    The counterpart of the chapter's split_and_load: replica r gets `part_sizes[r]`
+    The counterpart of the chapter's split_and_load: replica r gets `per_replica_batch_sizes[r]`
     rows, on its device.
     """
-    starts = np.cumsum((0, *part_sizes))
+    starts = np.cumsum((0, *per_replica_batch_sizes))
 
     def part(context):
         r = context.replica_id_in_sync_group
@@ -94,7 +94,7 @@ def split_global_batch(strategy, array, part_sizes):
     return strategy.experimental_distribute_values_from_function(part)
 
 
-def inspect(strategy, model, images, labels, part_sizes=None):
+def inspect(strategy, model, images, labels, per_replica_batch_sizes=None):
     """Returns the ReplicaView of one global batch.
 
     Logits are those of inference mode; loss and gradients those of a training step.
@@ -103,21 +103,28 @@ def inspect(strategy, model, images, labels, part_sizes=None):
       model: built in the strategy's scope.
       images: [B, H, W, C] uint8.
       labels: [B] int32 in [0, K).
-      part_sizes: examples for each replica; None: as even as can be.
+      per_replica_batch_sizes: examples for each replica; None: as even as can be.
 
     Raises:
-      InputError: `part_sizes` are not N sizes that sum to B.
+      InputError: `per_replica_batch_sizes` are not N sizes that sum to B.
     """
     num_replicas = strategy.num_replicas_in_sync
-    if part_sizes is None:
-        part_sizes = microbatches.even_split(len(labels), num_replicas)
-    if len(part_sizes) != num_replicas or sum(part_sizes) != len(labels):
-        raise config.InputError(
-            f"part_sizes must be {num_replicas} sizes that sum to {len(labels)}: got "
-            f"{part_sizes}"
+    if per_replica_batch_sizes is None:
+        per_replica_batch_sizes = microbatches.even_split(len(labels), num_replicas)
+    if len(per_replica_batch_sizes) != num_replicas or sum(
+        per_replica_batch_sizes
+    ) != len(labels):
+        raise errors.InputError(
+            f"per_replica_batch_sizes must be {num_replicas} sizes that sum to {len(labels)}: got "
+            f"{per_replica_batch_sizes}"
         )
-    parts = [split_global_batch(strategy, a, part_sizes) for a in (images, labels)]
-    plan = microbatches.BatchPlan(0, 1, tuple(part_sizes), (1,) * num_replicas)
+    parts = [
+        split_global_batch(strategy, a, per_replica_batch_sizes)
+        for a in (images, labels)
+    ]
+    plan = microbatches.BatchPlan(
+        0, 1, tuple(per_replica_batch_sizes), (1,) * num_replicas
+    )
     replica_view = _make_replica_view(strategy, model, plan)
     seen = tf.nest.map_structure(
         lambda value: [v.numpy() for v in strategy.experimental_local_results(value)],
@@ -136,12 +143,12 @@ def inspect(strategy, model, images, labels, part_sizes=None):
     )
     return ReplicaView(
         devices=tuple(strategy.extended.worker_devices),
-        part_sizes=tuple(part_sizes),
-        labels=tuple(np.split(labels, np.cumsum(part_sizes)[:-1])),
+        per_replica_batch_sizes=tuple(per_replica_batch_sizes),
+        labels=tuple(np.split(labels, np.cumsum(per_replica_batch_sizes)[:-1])),
         logits=tuple(seen["logits"]),
         mean_loss=float(seen["mean_loss"][0]),
         variables=variables,
-        has_batch_statistics=bool(contribution.averaged_state(model)),
+        has_batch_statistics=bool(gradients.averaged_state(model)),
     )
 
 
@@ -155,12 +162,12 @@ def _make_replica_view(strategy, model, plan):
 
     def replica_view(images, labels):
         ((k, examples),) = step.microbatches_of_replica(plan, images, labels).items()
-        weights = contribution.local_values(model.trainable_variables)
-        state = contribution.local_values(model.non_trainable_variables)
-        local = contribution.microbatch_sums(model, weights, state, *examples, k)
+        weights = gradients.local_values(model.trainable_variables)
+        state = gradients.local_values(model.non_trainable_variables)
+        local = gradients.microbatch_gradients(model, weights, state, *examples, k)
         total = step.total_sums(plan, [local], like=local)
         return {
-            "logits": contribution.inference_logits(model, weights, state, examples[0]),
+            "logits": gradients.inference_logits(model, weights, state, examples[0]),
             "weights": weights,
             "local_gradients": [g / batch_size for g in local.gradients],
             "aggregated_gradients": [g / batch_size for g in total.gradients],
@@ -183,12 +190,12 @@ def single_device_gradients(model, images, labels):
     state = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
 
     @tf.function
-    def gradients(images, labels):
-        sums = contribution.microbatch_sums(model, weights, state, images, labels)
+    def mean_gradients(images, labels):
+        sums = gradients.microbatch_gradients(model, weights, state, images, labels)
         return [gradient / len(labels) for gradient in sums.gradients]
 
     batch = tf.constant(images), tf.constant(labels)
-    return [gradient.numpy() for gradient in gradients(*batch)]
+    return [gradient.numpy() for gradient in mean_gradients(*batch)]
 
 
 def largest_difference(replicas):

@@ -1,6 +1,6 @@
 """What a microbatch contributes, as a pure function of weights, state and examples.
 
-    found = microbatch_sums(model, weights, state, images, labels)
+    found = microbatch_gradients(model, weights, state, images, labels)
     found.loss, found.gradients                        # sums over its examples
 
 Nothing here changes a variable, and nothing knows how many replicas there are.
@@ -10,12 +10,12 @@ import typing
 
 import tensorflow as tf
 
-from tfmirror import config
+from tfmirror import errors
 from tfmirror.data import pipeline
 
 
-class Sums(typing.NamedTuple):
-    """What examples contribute: the Sums of two sets add up to their union's."""
+class MicrobatchSums(typing.NamedTuple):
+    """What examples contribute: the MicrobatchSums of two sets add up to their union's."""
 
     loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
     num_correct: tf.Tensor  # scalar float32, a whole number: one all-reduce, one dtype
@@ -56,7 +56,7 @@ def check_state(model):
     for variable in model.non_trainable_variables:
         is_seed = variable.path.endswith("seed_generator_state")
         if not is_averaged(variable) and not is_seed:
-            raise config.InputError(
+            raise errors.InputError(
                 f"model {model.name} must keep only floating-point numbers and seeds: "
                 f"{variable.path} is {variable.dtype}"
             )
@@ -88,10 +88,10 @@ def state_of_microbatch(model, state, draw):
     ]
 
 
-def microbatch_sums(
+def microbatch_gradients(
     model, weights, state, images, labels, draw=0, loss_scale=1.0, augment=None
 ):
-    """Returns the Sums of a microbatch, as a pure function: nothing is changed.
+    """Returns the MicrobatchSums of a microbatch, as a pure function: nothing is changed.
 
     Keras' own Loss objects divide by the number of replicas; this sums, so that
     microbatches of unequal size, or of none, add up to what one device would have
@@ -112,7 +112,7 @@ def microbatch_sums(
         empty = [
             tf.zeros_like(s) for s, keep in zip(state, averaged, strict=True) if keep
         ]
-        return Sums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
+        return MicrobatchSums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
     state = state_of_microbatch(model, state, draw)
     if augment:
         images = augment(images, draw)
@@ -127,14 +127,14 @@ def microbatch_sums(
         scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     new_state = [s for s, keep in zip(new_state, averaged, strict=True) if keep]
-    return Sums(loss, count_correct(labels, logits), gradients, new_state)
+    return MicrobatchSums(loss, count_correct(labels, logits), gradients, new_state)
 
 
 def inference_logits(model, weights, state, images):
     """Returns the model's logits [b, K] float32 in inference mode, for b of 0 too.
 
     Args:
-      weights, state: as of `microbatch_sums`.
+      weights, state: as of `microbatch_gradients`.
       images: [b, H, W, C] uint8, with b known when traced.
     """
     if images.shape[0] == 0:
@@ -148,7 +148,7 @@ def inference_sums(model, weights, state, images, labels, draw=0):
     """Returns (loss sum, number correct) of a microbatch in inference mode.
 
     Args:
-      draw: nothing is drawn; taken since `microbatch_sums` takes it.
+      draw: nothing is drawn; taken since `microbatch_gradients` takes it.
     """
     del draw
     logits = inference_logits(model, weights, state, images)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import statistics
 
-from tfmirror import config, metrics
+from tfmirror import errors, metrics
 
 # What a run directory's config.json must hold to be drawn and compared.
 NEEDED_SETTINGS = ("model", "dataset", "gpus", "global_batch_size", "precision")
@@ -58,10 +58,10 @@ def read(path):
     Raises:
       InputError: no folder, no run in it, or a file of the run that is damaged.
     """
-    folder = config.expand_path("the run", path)
+    folder = errors.expand_path("the run", path)
     if not (folder / "config.json").is_file():
         what = "holds no config.json" if folder.is_dir() else "is not a folder"
-        raise config.InputError(
+        raise errors.InputError(
             f"a run directory is expected, as --workdir of tfmirror.train: got "
             f"{str(path)!r}, which {what}"
         )
@@ -120,4 +120,4 @@ def _parse(path, text):
 
 def _damaged(path, why):
     """Returns the InputError of a file that can't be used."""
-    return config.InputError(f"{path} is damaged ({why}); leave its run out")
+    return errors.InputError(f"{path} is damaged ({why}); leave its run out")

@@ -11,14 +11,14 @@ import keras
 import tensorflow as tf
 
 from tfmirror.data import pipeline
-from tfmirror.training import writers
+from tfmirror.rundir import directory
 
 SaveError = tf.errors.OpError  # what TensorFlow raises where Python has OSError
 
 
 def write_keras(model, path):
     """Writes the model as a file that plain Keras opens: whole, or not at all."""
-    writers.save_model(model, path)
+    directory.save_model(model, path)
 
 
 def write_saved_model(model, folder):

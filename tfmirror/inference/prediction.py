@@ -10,7 +10,8 @@ else is predicted.
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, inspection
+from tfmirror.diagnostics import inspection
+from tfmirror.parallel import gradients
 
 PIECE_SIZE = 64  # examples a replica takes at a time
 
@@ -23,14 +24,14 @@ def predict(strategy, model, images):
       images: [E, H, W, C] uint8.
     """
     num_replicas = strategy.num_replicas_in_sync
-    part_sizes = (PIECE_SIZE,) * num_replicas
+    per_replica_batch_sizes = (PIECE_SIZE,) * num_replicas
     compute = make_compute(strategy, model)
     found = []
-    for begin in range(0, len(images), sum(part_sizes)):
-        batch = images[begin : begin + sum(part_sizes)]
-        missing = sum(part_sizes) - len(batch)
+    for begin in range(0, len(images), sum(per_replica_batch_sizes)):
+        batch = images[begin : begin + sum(per_replica_batch_sizes)]
+        missing = sum(per_replica_batch_sizes) - len(batch)
         filled = np.pad(batch, [(0, missing), (0, 0), (0, 0), (0, 0)])
-        parts = inspection.split_global_batch(strategy, filled, part_sizes)
+        parts = inspection.split_global_batch(strategy, filled, per_replica_batch_sizes)
         of_replicas = strategy.experimental_local_results(compute(parts))
         found += [part.numpy() for part in of_replicas]
     return np.concatenate(found)[: len(images)]
@@ -40,9 +41,9 @@ def make_compute(strategy, model):
     """Returns a compiled function from parts of images to parts of probabilities."""
 
     def replica_probabilities(images):
-        weights = contribution.local_values(model.trainable_variables)
-        state = contribution.local_values(model.non_trainable_variables)
-        logits = contribution.inference_logits(model, weights, state, images)
+        weights = gradients.local_values(model.trainable_variables)
+        state = gradients.local_values(model.non_trainable_variables)
+        logits = gradients.inference_logits(model, weights, state, images)
         return tf.nn.softmax(logits)
 
     return tf.function(

@@ -13,17 +13,16 @@ import tensorflow as tf
 
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
+from tfmirror.diagnostics import drift, inspection
 from tfmirror.parallel import (
-    contribution,
     devices,
-    drift,
-    inspection,
+    gradients,
     microbatches,
+    optimizers,
     reduction,
     segments,
     step,
     subtrees,
-    updates,
 )
 
 NUM_MICROBATCHES = 8
@@ -89,27 +88,27 @@ def observe(num_replicas, model_name, device_type):
       device_type: of devices.choose.
     """
     chosen = devices.choose(num_replicas, device_type)
-    at_once = devices.microbatches_at_once(chosen)
+    max_concurrent = devices.max_concurrent_microbatches(chosen)
     strategy = devices.make_strategy(chosen)
     keras.utils.set_random_seed(0)
     with strategy.scope():
         model = models.build(model_name, datasets.SYNTHETIC_SHAPE, 10)
-        optimizer = updates.make_optimizer("sgd", 0.05, 0.9, 1e-3, clip_norm=0.1)
-        update = updates.Update(optimizer, model, ema_decay=0.9)
+        optimizer = optimizers.make_optimizer("sgd", 0.05, 0.9, 1e-3, clip_norm=0.1)
+        optimizer = optimizers.MirroredOptimizer(optimizer, model, ema_decay=0.9)
     dataset = datasets.load("synthetic")
     num_train = NUM_FULL_STEPS * GLOBAL_BATCH_SIZE + NUM_LAST_EXAMPLES
     training = _first(dataset.train, num_train)
     shares = microbatches.share_out(num_replicas, NUM_MICROBATCHES)
     plans = microbatches.plan_epoch(num_train, GLOBAL_BATCH_SIZE, shares, True)
     seen = {"order of examples": _order(training, plans[0])}
-    seen |= _look(strategy, model, plans[0], training, at_once)
+    seen |= _look(strategy, model, plans[0], training, max_concurrent)
     seen["gradient, added by the strategy"] = _gradient_of_strategy(strategy, training)
-    seen |= _train(strategy, model, update, plans, training, at_once)
+    seen |= _train(strategy, model, optimizer, plans, training, max_concurrent)
     evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
     seen["evaluation, some replicas without examples"] = _evaluate(
-        strategy, model, update, evaluation, shares, at_once
+        strategy, model, optimizer, evaluation, shares, max_concurrent
     )
-    variables = {v.path: v for v in [*model.variables, *update.variables]}
+    variables = {v.path: v for v in [*model.variables, *optimizer.variables]}
     drifts = drift.make_check(strategy, variables)()
     seen["all replicas equal after 20 steps"] = describe_drifts(drifts)
     return seen
@@ -137,37 +136,35 @@ def _order(examples, plan):
     parts = pipeline.batch_parts(
         examples,
         first=plan.first,
-        part_sizes=plan.part_sizes,
+        per_replica_batch_sizes=plan.per_replica_batch_sizes,
         batches_per_epoch=2,
         shuffle_seed=0,
     )
-    num_parts = 3 * len(plan.shares)
+    num_parts = 3 * len(plan.microbatches_per_replica)
     images = [images.numpy() for images, _ in parts.take(num_parts)]
     return [np.concatenate(images)]
 
 
-def _look(strategy, model, plan, examples, at_once):
+def _look(strategy, model, plan, examples, max_concurrent):
     """Returns what the first batch shows while nothing is trained yet."""
     batch = _first(examples, GLOBAL_BATCH_SIZE)
     parts = [
-        inspection.split_global_batch(strategy, array, plan.part_sizes)
+        inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
         for array in (batch.images, batch.labels)
     ]
-    microbatch = functools.partial(contribution.microbatch_sums, model)
+    microbatch = functools.partial(gradients.microbatch_gradients, model)
     sums = subtrees.compile_sums(
-        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+        microbatch, model, *subtrees.TRAINING_SPECS, max_concurrent=max_concurrent
     )
-    seeds = [
-        v for v in model.non_trainable_variables if not contribution.is_averaged(v)
-    ]
+    seeds = [v for v in model.non_trainable_variables if not gradients.is_averaged(v)]
 
     def replica_look(images, labels):
-        weights = contribution.local_values(model.trainable_variables)
-        state = contribution.local_values(model.non_trainable_variables)
+        weights = gradients.local_values(model.trainable_variables)
+        state = gradients.local_values(model.non_trainable_variables)
         logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
         for k, own in step.microbatches_of_replica(plan, images, labels).items():
-            logits.append(contribution.inference_logits(model, weights, state, own[0]))
-            drawn = [contribution.seeds_of_microbatch(seed.value, k) for seed in seeds]
+            logits.append(gradients.inference_logits(model, weights, state, own[0]))
+            drawn = [gradients.seeds_of_microbatch(seed.value, k) for seed in seeds]
             masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
         found = step.sums_of_blocks(
             plan,
@@ -176,19 +173,19 @@ def _look(strategy, model, plan, examples, at_once):
             lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k, 1.0),
         )
         total = step.total_sums(plan, found, like=found[0])
-        gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
-        return tf.concat(logits, 0), tf.concat(masks, 0), gradients
+        mean_gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
+        return tf.concat(logits, 0), tf.concat(masks, 0), mean_gradients
 
-    reduction.keep_order_of_additions()
+    reduction.disable_arithmetic_optimizer()
     run = tf.function(lambda *parts: strategy.run(replica_look, parts), autograph=False)
-    logits, masks, gradients = run(*parts)
+    logits, masks, mean_gradients = run(*parts)
     local = strategy.experimental_local_results
     return {
         "logits": [np.concatenate([part.numpy() for part in local(logits)])],
         "dropout masks": [np.concatenate([part.numpy() for part in local(masks)])]
         if seeds
         else f"{model.name} has no dropout",
-        "gradient": [local(gradient)[0].numpy() for gradient in gradients],
+        "gradient": [local(gradient)[0].numpy() for gradient in mean_gradients],
     }
 
 
@@ -205,14 +202,18 @@ def _gradient_of_strategy(strategy, examples):
     return [variable.aggregated_gradients[0] for variable in view.variables]
 
 
-def _train(strategy, model, update, plans, examples, at_once):
+def _train(strategy, model, optimizer, plans, examples, max_concurrent):
     """Returns what 20 steps leave behind, the first and the last looked at apart."""
     full, last = segments.make_segments(
         strategy,
         examples,
         plans,
         functools.partial(
-            step.make_train_steps, strategy, model, update, at_once=at_once
+            step.make_train_steps,
+            strategy,
+            model,
+            optimizer,
+            max_concurrent=max_concurrent,
         ),
         shuffle_seed=0,
     )
@@ -222,25 +223,25 @@ def _train(strategy, model, update, plans, examples, at_once):
     totals = full.run(NUM_FULL_STEPS - 1, totals)
     seen["weights after 19 steps"] = _values(model.trainable_variables)
     totals = last.run(1, totals)
-    state = contribution.averaged_state(model)
+    state = gradients.averaged_state(model)
     return seen | {
         "weights after an uneven last batch": _values(model.trainable_variables),
         "batch-norm state": _values(state) or f"{model.name} has no batch norm",
-        "optimizer slots": _values(update.optimizer.variables),
-        "moving average of the weights": _values(update.evaluated_variables),
+        "optimizer slots": _values(optimizer.keras_optimizer.variables),
+        "moving average of the weights": _values(optimizer.evaluated_variables),
         "training loss and accuracy": [np.asarray(value.numpy()) for value in totals],
     }
 
 
-def _evaluate(strategy, model, update, examples, shares, at_once):
+def _evaluate(strategy, model, optimizer, examples, shares, max_concurrent):
     """Returns loss and number correct of the moving averages of the weights."""
     plans = microbatches.plan_epoch(len(examples), GLOBAL_BATCH_SIZE, shares, True)
     make_steps = functools.partial(
         step.make_eval_steps,
         strategy,
         model,
-        weights=update.evaluated_variables,
-        at_once=at_once,
+        weights=optimizer.evaluated_variables,
+        max_concurrent=max_concurrent,
     )
     totals = step.zero_totals()
     for segment in segments.make_segments(strategy, examples, plans, make_steps):

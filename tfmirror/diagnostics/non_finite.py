@@ -1,6 +1,6 @@
 """Which microbatch of which replica makes a loss or gradient that is not finite.
 
-    find = make_finder(strategy, model, update, plan)
+    find = make_finder(strategy, model, optimizer, plan)
     find(images, labels)                               # [] or Findings, in order
 
 Looked for only after a step could not be taken: nothing has changed since, and the same
@@ -13,7 +13,8 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, inspection, step
+from tfmirror.diagnostics import inspection
+from tfmirror.parallel import gradients, step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +37,21 @@ class Finding:
         return f"{where}: {' and '.join(what)}"
 
 
-def make_finder(strategy, model, update, plan, augment=None):
+def make_finder(strategy, model, optimizer, plan, augment=None):
     """Returns a function of a global batch's (images, labels) that lists its Findings.
 
     Args:
       plan: microbatches.BatchPlan of the batch.
-      augment: of contribution.microbatch_sums.
+      augment: of gradients.microbatch_gradients.
     """
-    microbatch = functools.partial(contribution.microbatch_sums, model, augment=augment)
+    microbatch = functools.partial(
+        gradients.microbatch_gradients, model, augment=augment
+    )
 
     def replica_flags(images, labels):
-        weights = contribution.local_values(model.trainable_variables)
-        state = contribution.local_values(model.non_trainable_variables)
-        steps, loss_scale = tf.cast(update.step(), tf.int32), update.loss_scale()
+        weights = gradients.local_values(model.trainable_variables)
+        state = gradients.local_values(model.non_trainable_variables)
+        steps, loss_scale = tf.cast(optimizer.step(), tf.int32), optimizer.loss_scale()
         rows = []
         examples = step.microbatches_of_replica(plan, images, labels)
         for k, own in examples.items():
@@ -62,7 +65,7 @@ def make_finder(strategy, model, update, plan, augment=None):
 
     def find(images, labels):
         parts = [
-            inspection.split_global_batch(strategy, array, plan.part_sizes)
+            inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
             for array in (images, labels)
         ]
         of_replicas = strategy.experimental_local_results(flags(*parts))

@@ -17,7 +17,7 @@ import shutil
 import filelock
 import tensorflow as tf
 
-from tfmirror import config, metrics
+from tfmirror import errors, metrics
 
 DEFAULT_PARENT = pathlib.Path("runs")
 MODEL = "model.keras"
@@ -29,17 +29,17 @@ def check_is_free(workdir):
     Empty means a new one under runs/. Creates nothing: it is asked before
     data are read and devices are started.
     """
-    path = config.expand_path("workdir", workdir) if workdir else DEFAULT_PARENT
+    path = errors.expand_path("workdir", workdir) if workdir else DEFAULT_PARENT
     if workdir and path.is_dir() and any(path.iterdir()):
         holds = "a run" if (path / "config.json").exists() else "files"
-        raise config.InputError(
+        raise errors.InputError(
             f"workdir must be a new or empty folder: {workdir!r} holds {holds} already"
         )
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise config.InputError(
+        raise errors.InputError(
             f"workdir must be a folder that can be written: got {str(path)!r}, and "
             f"{str(there)!r} is {'read-only' if there.is_dir() else 'not a folder'}"
         )
@@ -57,14 +57,14 @@ def create(workdir, default_name, now=None):
     check_is_free(workdir)
     try:
         if workdir:
-            path = config.expand_path("workdir", workdir)
+            path = errors.expand_path("workdir", workdir)
             path.mkdir(parents=True, exist_ok=True)
             return path
         now = now or datetime.datetime.now(datetime.UTC)
         stem = f"{default_name}-{now:%Y%m%dT%H%M%SZ}"
         return _make_new_folder(DEFAULT_PARENT, stem)
     except OSError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"workdir can't be made at {error.filename!r}: {error.strerror}"
         ) from error
 
@@ -112,7 +112,7 @@ def lock(directory):
     try:
         held.acquire(timeout=0)
     except filelock.Timeout as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"workdir is in use: another process trains in {str(directory)!r}"
         ) from error
     try:
@@ -133,7 +133,7 @@ def stops_on_os_errors(directory):
     except BrokenPipeError:  # of what is printed, whose reader has left: command.run's
         raise
     except OSError as error:
-        raise config.TrainingStoppedError(
+        raise errors.TrainingStoppedError(
             f"{directory} can't be written: {error.strerror or error}; the checkpoints "
             f"in it are whole: call again with --workdir='{directory}' --resume=auto"
         ) from error

@@ -3,24 +3,24 @@
 from tfmirror import config, hardware, metrics, recipes
 
 
-def first_lines(job):
+def first_lines(training_setup):
     """Returns the lines that say what is about to be trained, on what and how."""
-    settings, dataset = job.settings, job.dataset
+    settings, dataset = training_setup.settings, training_setup.dataset
     sizes = " + ".join(
         f"{segment.num_steps} of {segment.global_batch_size}"
-        for segment in job.train_segments
+        for segment in training_setup.train_segments
     )
     added = f"{settings.microbatches} microbatches a batch, added in one fixed tree"
     if not settings.microbatches:
         added = "one microbatch a replica, added as the strategy does"
     return [
-        f"model: {settings.model}, {job.model.count_params():,} parameters",
+        f"model: {settings.model}, {training_setup.model.count_params():,} parameters",
         f"data: {dataset.name}, {len(dataset.train):,} training and "
         f"{len(dataset.eval):,} evaluation examples, {dataset.num_classes} classes",
         f"source: {dataset.source}",
-        f"devices: {job.devices.describe()}",
+        f"devices: {training_setup.devices.describe()}",
         f"steps an epoch: {sizes} examples on "
-        f"{metrics.replicas_text(job.devices.num_replicas)}",
+        f"{metrics.replicas_text(training_setup.devices.num_replicas)}",
         added,
         f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
         f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
@@ -77,18 +77,21 @@ def epoch_record(epoch, trained, evaluated):
     }
 
 
-def summarize(job, trace_seconds, records):
+def summarize(training_setup, trace_seconds, records):
     """Returns what summary.json holds."""
-    settings, num_replicas = job.settings, job.devices.num_replicas
+    settings, num_replicas = (
+        training_setup.settings,
+        training_setup.devices.num_replicas,
+    )
     return {
         "model": settings.model,
         "dataset": settings.dataset,
-        "num_train_examples": len(job.dataset.train),
-        "num_eval_examples": len(job.dataset.eval),
+        "num_train_examples": len(training_setup.dataset.train),
+        "num_eval_examples": len(training_setup.dataset.eval),
         "num_replicas": num_replicas,
         "num_workers": 1,
-        "devices": list(job.devices.names),
-        "stand_in_devices": job.devices.are_stand_ins,
+        "devices": list(training_setup.devices.names),
+        "stand_in_devices": training_setup.devices.are_stand_ins,
         "global_batch_size": settings.global_batch_size,
         "num_microbatches": settings.microbatches or num_replicas,
         "precision": settings.precision,
@@ -96,5 +99,5 @@ def summarize(job, trace_seconds, records):
         "trace_seconds": trace_seconds,
         "epochs": list(records),
         "final_eval_accuracy": records[-1]["eval_accuracy"],
-        "weights_sha256": metrics.weights_sha256(job.model.variables),
+        "weights_sha256": metrics.weights_sha256(training_setup.model.variables),
     }

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import build_update, make_examples, make_strategy
+from helpers import build_optimizer, make_examples, make_strategy
 
-from tfmirror.parallel import diagnosis, microbatches, segments, step
+from tfmirror.diagnostics import non_finite
+from tfmirror.parallel import microbatches, segments, step
 
 
 class Poison(keras.layers.Layer):
@@ -37,7 +38,7 @@ def test_the_step_is_not_taken_and_the_microbatch_is_found(shares, replica_id):
     """Batch 1 of 2 has the poison in its microbatch 2 of 4."""
     strategy = make_strategy(len(shares))
     model = build_named(strategy)
-    update = build_update(strategy, model, momentum=0.9)
+    optimizer = build_optimizer(strategy, model, momentum=0.9)
     examples = make_examples(16, shape=(4, 4, 1))
     np.minimum(examples.images, 254, out=examples.images)
     examples.images[8 + 5, 0, 0] = 255
@@ -46,18 +47,18 @@ def test_the_step_is_not_taken_and_the_microbatch_is_found(shares, replica_id):
         strategy,
         examples,
         [plan],
-        lambda plan: step.make_train_steps(strategy, model, update, plan),
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
     one = segment.run(1, step.zero_totals())
     assert int(one.num_steps) == 1 and np.isfinite(float(one.loss_sum))
-    before = [v.numpy() for v in [*model.variables, *update.variables]]
+    before = [v.numpy() for v in [*model.variables, *optimizer.variables]]
     two = segment.run(1, one)
     assert (int(two.num_steps), float(two.loss_sum)) == (1, float(one.loss_sum))
     for variable, value in zip(
-        [*model.variables, *update.variables], before, strict=True
+        [*model.variables, *optimizer.variables], before, strict=True
     ):
         np.testing.assert_array_equal(variable.numpy(), value)
-    find = diagnosis.make_finder(strategy, model, update, plan)
+    find = non_finite.make_finder(strategy, model, optimizer, plan)
     assert find(examples.images[:8], examples.labels[:8]) == []
     (finding,) = find(examples.images[8:], examples.labels[8:])
     assert (finding.replica_id, finding.microbatch) == (replica_id, 2)

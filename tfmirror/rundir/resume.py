@@ -8,12 +8,12 @@ import dataclasses
 import json
 import pathlib
 
-from tfmirror import config
-from tfmirror.training import checkpoints
-from tfmirror.training.state import State
+from tfmirror import config, errors
+from tfmirror.rundir import checkpoints
+from tfmirror.rundir.state import RunState
 
 # Settings that decide nothing of what is computed.
-FREE = frozenset(
+MAY_DIFFER_ON_RESUME = frozenset(
     "workdir device_type data_dir steps_per_loop check_drift_every on_drift "
     "checkpoint_every keep resume resume_override step_timeout "
     "microbatches_per_replica per_replica_batch_size".split()
@@ -21,21 +21,21 @@ FREE = frozenset(
 
 # What decides beside them how the last bits are rounded, in environment.json; threads
 # do as well.
-DECIDING = ("tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices")
+AFFECTS_ROUNDING = ("tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices")
 
 
 @dataclasses.dataclass(frozen=True)
-class Earlier:
+class PreviousRun:
     """What there is of a run to go on with."""
 
     directory: pathlib.Path | None = None  # to go on in; None: in a new one
-    state: State | None = None  # None: nothing is to be restored
+    state: RunState | None = None  # None: nothing is to be restored
     summary: dict | None = None  # of a run that needs nothing more
     environment: dict | None = None  # what it ran on
 
 
 def find(settings, warn):
-    """Returns the Earlier run that resolved `settings` ask for.
+    """Returns the PreviousRun run that resolved `settings` ask for.
 
     Args:
       warn: called with lines for people.
@@ -44,44 +44,44 @@ def find(settings, warn):
       InputError: a run or checkpoint that can't be used, or has other settings.
     """
     if settings.resume == "never":
-        return Earlier()
+        return PreviousRun()
     if settings.resume != "auto":
-        path = config.expand_path("resume", settings.resume)
+        path = errors.expand_path("resume", settings.resume)
         state = _read_given(path, warn)
         check_settings(state.settings, settings)
         run_directory = path if path.is_dir() else path.resolve().parent.parent
-        return Earlier(state=state, environment=_read_environment(run_directory))
-    directory = config.expand_path("workdir", settings.workdir)
+        return PreviousRun(state=state, environment=_read_environment(run_directory))
+    directory = errors.expand_path("workdir", settings.workdir)
     if not (directory / "config.json").exists():
-        return Earlier()
+        return PreviousRun()
     state, path = checkpoints.latest(directory / "checkpoints", warn)
     earlier = state.settings if state else _read_json(directory / "config.json")
     check_settings(earlier, settings)
     if (directory / "summary.json").exists() and earlier["epochs"] == settings.epochs:
-        return Earlier(directory, summary=_read_json(directory / "summary.json"))
+        return PreviousRun(directory, summary=_read_json(directory / "summary.json"))
     if state:
         warn(f"resumed from {path}")
     elif (directory / "summary.json").exists():
-        raise config.InputError(
+        raise errors.InputError(
             f"{directory} holds a finished run without a checkpoint to go on from; "
             "choose another --workdir"
         )
     else:
         warn(f"no checkpoint in {directory}: the run starts anew")
     environment = _read_environment(directory) if state else None
-    return Earlier(directory, state, environment=environment)
+    return PreviousRun(directory, state, environment=environment)
 
 
 def _read_given(path, warn):
-    """Returns the State in a checkpoint file, or the last one of a run directory."""
+    """Returns the RunState in a checkpoint file, or the last one of a run directory."""
     if path.is_dir():
         state, _ = checkpoints.latest(path / "checkpoints", warn)
-        config.require(state, "resume", str(path), "a run with a whole checkpoint")
+        errors.require(state, "resume", str(path), "a run with a whole checkpoint")
         return state
     try:
         return checkpoints.read(path)
     except checkpoints.DamagedError as error:
-        raise config.InputError(
+        raise errors.InputError(
             "resume must be never, auto, a checkpoint or a run directory: "
             f"{str(path)!r} can't be used: {error}"
         ) from error
@@ -92,7 +92,7 @@ def _read_json(path):
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise config.InputError(f"{path} is damaged ({error})") from error
+        raise errors.InputError(f"{path} is damaged ({error})") from error
 
 
 def _read_environment(directory):
@@ -110,7 +110,7 @@ def environment_changes(earlier, now):
     if not earlier:
         return []
     then, here = (
-        {name: e.get(name) for name in DECIDING}
+        {name: e.get(name) for name in AFFECTS_ROUNDING}
         | {"threads": e.get("intra_op_threads") or e.get("num_cpus")}
         for e in (earlier, now)
     )
@@ -132,7 +132,7 @@ def check_settings(earlier, settings):
         it became a setting.
     """
     earlier = dataclasses.asdict(config.TrainConfig()) | earlier
-    allowed = set(config.split_names(settings.resume_override)) | FREE
+    allowed = set(errors.split_names(settings.resume_override)) | MAY_DIFFER_ON_RESUME
     if settings.microbatches:
         allowed.add("gpus")
     wanted = dataclasses.asdict(settings)
@@ -143,18 +143,18 @@ def check_settings(earlier, settings):
     advice = "give the same as then"
     if set(differing) <= set(config.OVERRIDABLE):
         advice += f", or --resume_override={','.join(differing)}"
-    raise config.InputError(f"the run to resume had other settings: {listed}; {advice}")
+    raise errors.InputError(f"the run to resume had other settings: {listed}; {advice}")
 
 
 def check_progress(state, settings, data_sha256):
     """Raises InputError unless `state` is of these data, and within these epochs."""
     if state.data_sha256 != data_sha256:
-        raise config.InputError(
+        raise errors.InputError(
             f"the run to resume was trained on other data than dataset="
             f"{settings.dataset} gives now; give the same --data_dir as then"
         )
     if state.position.num_epochs > settings.epochs:
-        raise config.InputError(
+        raise errors.InputError(
             f"epochs must be at least {state.position.num_epochs}, which the run to "
             f"resume has behind it: got {settings.epochs}"
         )

@@ -11,10 +11,9 @@ import zipfile
 import keras
 import numpy as np
 
-from tfmirror import config, metrics, models
-from tfmirror.parallel import updates
-from tfmirror.reporting import runs
-from tfmirror.training import checkpoints, writers
+from tfmirror import errors, metrics, models
+from tfmirror.parallel import optimizers
+from tfmirror.rundir import checkpoints, directory, reader
 
 # What must be known of a run to build its model and to evaluate it as it did.
 NEEDED_SETTINGS = (
@@ -48,7 +47,7 @@ def find(path, warn):
     Raises:
       InputError: neither is there, or it is damaged.
     """
-    path = config.expand_path("the model", path)
+    path = errors.expand_path("the model", path)
     found = _in_folder(path, warn) if path.is_dir() else None
     found = found or _of_state(read_checkpoint(path), path)
     _check_settings(path, found.settings)
@@ -63,8 +62,8 @@ def read_settings(path):
     Raises:
       InputError: as `find` does.
     """
-    path = config.expand_path("the model", path)
-    found = runs.read(path) if path.is_dir() else read_checkpoint(path)
+    path = errors.expand_path("the model", path)
+    found = reader.read(path) if path.is_dir() else read_checkpoint(path)
     _check_settings(path, found.settings)
     return found.settings
 
@@ -73,38 +72,38 @@ def _check_settings(path, settings):
     """Raises InputError if of a run's `settings` one is missing that is needed."""
     missing = [name for name in NEEDED_SETTINGS if name not in settings]
     if missing:
-        raise config.InputError(f"{path}: its settings lack {', '.join(missing)}")
+        raise errors.InputError(f"{path}: its settings lack {', '.join(missing)}")
 
 
 def _in_folder(folder, warn):
     """Returns the Trained model of a run directory."""
-    run = runs.read(folder)
+    run = reader.read(folder)
     if run.is_finished:
         return _of_finished(run, folder)
     state, file = checkpoints.latest(folder / "checkpoints", warn)
     if not state:
-        raise config.InputError(
+        raise errors.InputError(
             f"{folder} holds neither a finished run nor a whole checkpoint"
         )
     return _of_state(state, file)
 
 
 def read_checkpoint(path):
-    """Returns the State in a checkpoint; raises InputError if there is none."""
+    """Returns the RunState in a checkpoint; raises InputError if there is none."""
     try:
         return checkpoints.read(path)
     except checkpoints.DamagedError as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"a run directory or a checkpoint is expected: {str(path)!r} can't be "
             f"used: {error}"
         ) from error
 
 
 def _of_state(state, file):
-    """Returns the Trained model of a checkpoint's State."""
+    """Returns the Trained model of a checkpoint's RunState."""
     found = state.variables
     variables = tuple(
-        found.get(updates.ema_name(path), found[path])
+        found.get(optimizers.ema_name(path), found[path])
         for path in state.model["variables"]
     )
     shape, num_classes = state.model["input_shape"], state.model["num_classes"]
@@ -113,7 +112,7 @@ def _of_state(state, file):
 
 def _of_finished(run, folder):
     """Returns the Trained model of a finished run."""
-    file = folder / writers.MODEL
+    file = folder / directory.MODEL
     model = _load_keras(file)
     if metrics.weights_sha256(model.variables) != run.summary.get("weights_sha256"):
         raise _damaged(file, "its weights are not those in summary.json")
@@ -140,7 +139,7 @@ def _load_keras(file):
 
 def _damaged(file, why):
     """Returns the InputError of a model that can't be used."""
-    return config.InputError(
+    return errors.InputError(
         f"{file} can't be used ({why}); the run's checkpoints can be given in its place"
     )
 
@@ -166,7 +165,7 @@ def build(trained, strategy=None):
         for variable, value in zip(model.variables, trained.variables, strict=True):
             variable.assign(value)
     except (KeyError, ValueError) as error:
-        raise config.InputError(
+        raise errors.InputError(
             f"{trained.source} does not fit the model {settings['model']}: {error}"
         ) from error
     return model

@@ -6,38 +6,38 @@ import pytest
 import tensorflow as tf
 from helpers import (
     build_linear,
-    build_update,
+    build_optimizer,
     linear_reference,
     make_examples,
     make_strategy,
     replica_copies,
 )
 
-from tfmirror.parallel import microbatches, segments, step, updates
+from tfmirror.parallel import microbatches, optimizers, segments, step
 
 EXAMPLES = make_examples(12, shape=(4, 4, 1))
 ALL_SHARES = [(1,), (1, 1), (4, 4), (5, 3), (2, 2, 4)]
 
 
 def take_steps(shares, num_steps=1, **settings):
-    """Trains softmax regression; returns (initial weights, model, update)."""
+    """Trains softmax regression; returns (initial weights, model, optimizer)."""
     strategy = make_strategy(len(shares))
     model = build_linear(strategy)
     initial = model.get_weights()[0].astype(np.float64)
-    update = build_update(strategy, model, **settings)
+    optimizer = build_optimizer(strategy, model, **settings)
     in_tree = sum(shares) > len(shares)
     (plan,) = microbatches.plan_epoch(12, 12, shares, in_tree)
     (segment,) = segments.make_segments(
         strategy,
         EXAMPLES,
         [plan],
-        lambda plan: step.make_train_steps(strategy, model, update, plan),
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
     segment.run(num_steps, step.zero_totals())
-    for variable in [*model.variables, *update.variables]:
+    for variable in [*model.variables, *optimizer.variables]:
         copies = replica_copies(strategy, variable)
         assert len(copies) == len(shares) and (copies == copies[0]).all()
-    return initial, model, update
+    return initial, model, optimizer
 
 
 def mean_gradient(weights):
@@ -65,13 +65,13 @@ def test_weight_decay_is_taken_off_once(shares):
 @pytest.mark.parametrize("shares", ALL_SHARES)
 def test_momentum_over_three_steps(shares):
     """Keras: v = 0.9 v - lr g; w = w + v."""
-    weights, model, update = take_steps(shares, 3, learning_rate=0.5, momentum=0.9)
+    weights, model, optimizer = take_steps(shares, 3, learning_rate=0.5, momentum=0.9)
     velocity = 0
     for _ in range(3):
         velocity = 0.9 * velocity - 0.5 * mean_gradient(weights)
         weights = weights + velocity
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4, atol=1e-6)
-    assert update.optimizer.iterations.numpy() == 3
+    assert optimizer.keras_optimizer.iterations.numpy() == 3
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
@@ -90,41 +90,43 @@ def test_adams_first_step_is_close_to_the_sign_of_the_gradient(shares, name):
 
 @pytest.mark.parametrize("shares", [(1,), (5, 3)])
 def test_ema_follows_the_weights_and_becomes_them_at_the_end(shares):
-    weights, model, update = take_steps(shares, 2, learning_rate=0.5, ema_decay=0.75)
+    weights, model, optimizer = take_steps(shares, 2, learning_rate=0.5, ema_decay=0.75)
     average = weights
     for _ in range(2):
         weights = weights - 0.5 * mean_gradient(weights)
         average = 0.75 * average + 0.25 * weights
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-5, atol=1e-7)
-    (variable,) = update.evaluated_variables
+    (variable,) = optimizer.evaluated_variables
     np.testing.assert_allclose(variable.numpy(), average, rtol=1e-5, atol=1e-7)
-    update.finish()
+    optimizer.finish()
     np.testing.assert_array_equal(model.get_weights()[0], variable.numpy())
 
 
 def test_without_ema_the_weights_themselves_are_evaluated():
-    _, model, update = take_steps((1, 1))
-    assert update.evaluated_variables is update.trainable_variables
+    _, model, optimizer = take_steps((1, 1))
+    assert optimizer.evaluated_variables is optimizer.trainable_variables
     before = model.get_weights()[0]
-    update.finish()
+    optimizer.finish()
     np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (5, 3)])
 def test_loss_scaling_changes_nothing_but_what_float16_can_hold(shares):
-    weights, model, update = take_steps(shares, 2, learning_rate=0.5, scales_loss=True)
+    weights, model, optimizer = take_steps(
+        shares, 2, learning_rate=0.5, scales_loss=True
+    )
     for _ in range(2):
         weights = weights - 0.5 * mean_gradient(weights)
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4, atol=1e-6)
-    assert update.scale.numpy() == updates.INITIAL_LOSS_SCALE
-    assert update.good_steps.numpy() == 2
+    assert optimizer.scale.numpy() == optimizers.INITIAL_LOSS_SCALE
+    assert optimizer.good_steps.numpy() == 2
 
 
 def test_the_loss_scale_doubles_after_many_good_steps(monkeypatch):
-    monkeypatch.setattr(updates, "STEPS_TO_GROW_LOSS_SCALE", 3)
-    _, _, update = take_steps((1, 1), 7, learning_rate=0.01, scales_loss=True)
-    assert update.scale.numpy() == 4 * updates.INITIAL_LOSS_SCALE
-    assert update.good_steps.numpy() == 1
+    monkeypatch.setattr(optimizers, "STEPS_TO_GROW_LOSS_SCALE", 3)
+    _, _, optimizer = take_steps((1, 1), 7, learning_rate=0.01, scales_loss=True)
+    assert optimizer.scale.numpy() == 4 * optimizers.INITIAL_LOSS_SCALE
+    assert optimizer.good_steps.numpy() == 1
 
 
 class PoisonGradient(keras.layers.Layer):
@@ -163,12 +165,12 @@ def build_poisoned(strategy):
 @pytest.mark.parametrize("shares", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
 def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeypatch):
     """Batch 1 of 3 has the poison, in its third microbatch of four only."""
-    monkeypatch.setattr(updates, "INITIAL_LOSS_SCALE", 64.0)  # no other overflow
+    monkeypatch.setattr(optimizers, "INITIAL_LOSS_SCALE", 64.0)  # no other overflow
     strategy = make_strategy(len(shares))
     model = build_poisoned(strategy)
     # The poison sits behind the convolution: let that be the identity on channel 0.
     model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
-    update = build_update(
+    optimizer = build_optimizer(
         strategy, model, momentum=0.9, scales_loss=True, ema_decay=0.5
     )
     examples = make_examples(24, shape=(4, 4, 1))
@@ -179,9 +181,9 @@ def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeyp
         strategy,
         type(examples)(images, examples.labels),
         plans,
-        lambda plan: step.make_train_steps(strategy, model, update, plan),
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
-    variables = [*model.variables, *update.variables]
+    variables = [*model.variables, *optimizer.variables]
 
     def values():
         return [
@@ -196,10 +198,13 @@ def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeyp
     segment.run(1, step.zero_totals())  # the poisoned one
     for value, expected in zip(values(), before, strict=True):
         np.testing.assert_array_equal(value, expected)
-    assert update.scale.numpy() == updates.INITIAL_LOSS_SCALE / 2
-    assert update.good_steps.numpy() == 0 and update.optimizer.iterations.numpy() == 1
+    assert optimizer.scale.numpy() == optimizers.INITIAL_LOSS_SCALE / 2
+    assert (
+        optimizer.good_steps.numpy() == 0
+        and optimizer.keras_optimizer.iterations.numpy() == 1
+    )
     segment.run(1, step.zero_totals())
-    assert update.optimizer.iterations.numpy() == 2
+    assert optimizer.keras_optimizer.iterations.numpy() == 2
     assert any((a != b).any() for a, b in zip(values(), before, strict=True))
     for variable in variables:
         copies = replica_copies(strategy, variable)

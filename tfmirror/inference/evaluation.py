@@ -6,15 +6,15 @@ evaluated.totals.accuracy, evaluated.totals.mean_loss
 
 import functools
 
-from tfmirror import config
+from tfmirror import errors
+from tfmirror.inference import loading as trained_models
 from tfmirror.models import kernel_gradient
 from tfmirror.parallel import devices, microbatches, segments, step
 from tfmirror.training import loop
-from tfmirror.training import trained as trained_models
 
 
 def evaluate(trained, dataset, chosen, global_batch_size=0):
-    """Returns the loop.Point at the end of a pass over `dataset.eval`.
+    """Returns the state.PassProgress at the end of a pass over `dataset.eval`.
 
     On as many replicas as the run had it is computed as there. On fewer, each takes
     several of the run's microbatches, so that nothing is rounded otherwise but sums of
@@ -47,14 +47,14 @@ def evaluate(trained, dataset, chosen, global_batch_size=0):
         step.make_eval_steps,
         strategy,
         model,
-        at_once=devices.microbatches_at_once(chosen),
+        max_concurrent=devices.max_concurrent_microbatches(chosen),
     )
     made = segments.make_segments(strategy, dataset.eval, plans, make_steps)
     loop.trace(made, step.zero_totals())
     try:
         return loop.run_pass(made, step.zero_totals())
     except loop.NotFiniteError as error:
-        raise config.TrainingStoppedError(
+        raise errors.TrainingStoppedError(
             f"the loss of step {error.num_steps + 1} of the evaluation is not finite"
         ) from error
 
@@ -71,7 +71,7 @@ def choose_threads(settings, chosen):
     devices.set_threads(*threads)
     if not threads[0]:
         number = num_microbatches(settings, chosen.num_replicas)
-        devices.keep_operations_apart(chosen, number)
+        devices.use_one_thread_per_op(chosen, number)
 
 
 def num_microbatches(settings, num_replicas):
@@ -86,7 +86,7 @@ def plan(settings, num_examples, num_replicas, global_batch_size):
       InputError: fewer examples in a global batch than microbatches.
     """
     number = num_microbatches(settings, num_replicas)
-    config.require(
+    errors.require(
         global_batch_size >= number,
         "global_batch_size",
         global_batch_size,
@@ -105,12 +105,12 @@ def check_fits(trained, dataset):
     """Raises InputError unless the model can be evaluated on `dataset`."""
     got = dataset.eval.images.shape[1:]
     if got != trained.input_shape:
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {dataset.name} must have images of shape "
             f"{list(trained.input_shape)}, as the model was trained on: got {list(got)}"
         )
     if dataset.num_classes > trained.num_classes:
-        raise config.InputError(
+        raise errors.InputError(
             f"dataset {dataset.name} must have at most the model's "
             f"{trained.num_classes} classes: got {dataset.num_classes}"
         )

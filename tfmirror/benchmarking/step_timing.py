@@ -1,6 +1,6 @@
 """The parts of a training step on their own, to see where its time goes.
 
-    compute = make_compute(strategy, model, update, plan, at_once=1)
+    compute = make_compute(strategy, model, optimizer, plan, max_concurrent=1)
     seconds = timed(compute, 100)                  # of 100 steps' forward and backward
 
 Each is compiled as the step is: a loop in a graph that depends on what it computes.
@@ -12,7 +12,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.parallel import contribution, inspection, reduction, step, subtrees
+from tfmirror.diagnostics import inspection
+from tfmirror.parallel import gradients, reduction, step, subtrees
 
 
 def timed(steps, num_steps):
@@ -32,31 +33,31 @@ def make_input(strategy, iterator):
     return _make_steps(take, strategy)
 
 
-def make_compute(strategy, model, update, plan, at_once):
+def make_compute(strategy, model, optimizer, plan, max_concurrent):
     """Returns compiled steps of what replicas compute: neither added nor applied.
 
     Each replica takes its microbatches of one global batch, forward and backward.
 
     Args:
-      at_once: of subtrees.compile_sums.
+      max_concurrent: of subtrees.compile_sums.
     """
-    microbatch = functools.partial(contribution.microbatch_sums, model)
+    microbatch = functools.partial(gradients.microbatch_gradients, model)
     sums = subtrees.compile_sums(
-        microbatch, model, *subtrees.TRAINING_SPECS, at_once=at_once
+        microbatch, model, *subtrees.TRAINING_SPECS, max_concurrent=max_concurrent
     )
     shape = (plan.global_batch_size, *model.input_shape[1:])
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, shape).astype(np.uint8)
     labels = rng.integers(0, model.output_shape[-1], len(images)).astype(np.int32)
     parts = [
-        inspection.split_global_batch(strategy, array, plan.part_sizes)
+        inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
         for array in (images, labels)
     ]
 
     def replica(images, labels):
-        weights = contribution.local_values(model.trainable_variables)
-        state = contribution.local_values(model.non_trainable_variables)
-        scale = update.loss_scale()
+        weights = gradients.local_values(model.trainable_variables)
+        state = gradients.local_values(model.non_trainable_variables)
+        scale = optimizer.loss_scale()
         found = step.sums_of_blocks(
             plan,
             images,
@@ -88,7 +89,7 @@ def make_reduction(strategy, shapes, plan=None):
     def replica(tensors):
         if plan is None or not plan.in_fixed_tree:
             return reduction.all_reduce(tensors)
-        blocks = step.blocks_of_replicas(plan)[step.replica_id()]
+        blocks = step.subtrees_of_replicas(plan)[step.replica_id()]
         return step.total_sums(plan, [tensors for _ in blocks], tensors)
 
     return _make_steps(lambda: strategy.run(replica, args=(parts,)), strategy)

@@ -9,7 +9,7 @@ from tfmirror import metrics
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Workload:
     """Training steps to take."""
 
     contender: str  # "tfmirror", or one of command_config.PEERS

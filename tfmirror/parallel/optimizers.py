@@ -1,8 +1,8 @@
 """How an aggregated gradient changes the variables: once, and alike on every replica.
 
     with strategy.scope():
-        update = Update(keras.optimizers.SGD(0.1, momentum=0.9), model)
-    update.apply(gradients, state, new_state)          # in replica context
+        optimizer = Update(keras.optimizers.SGD(0.1, momentum=0.9), model)
+    optimizer.apply(gradients, state, new_state)          # in replica context
 
 Clipping by global norm, weight decay, momentum and schedules are the Keras optimizer's
 own: given a gradient that is aggregated already, they act on it once.
@@ -18,7 +18,7 @@ INITIAL_LOSS_SCALE = 2.0**15
 STEPS_TO_GROW_LOSS_SCALE = 2000
 
 
-class Update:
+class MirroredOptimizer:
     """The optimizer of a model, and what else follows each of its steps."""
 
     def __init__(self, optimizer, model, *, ema_decay=0.0, scales_loss=False):
@@ -31,8 +31,8 @@ class Update:
             gradient is not finite is then skipped.
         """
         optimizer.build(model.trainable_variables)
-        applies_aggregated_gradients(optimizer)
-        self.optimizer = optimizer
+        disable_gradient_all_reduce(optimizer)
+        self.keras_optimizer = optimizer
         self.trainable_variables = model.trainable_variables
         self.ema_decay = ema_decay
         self.ema = []
@@ -62,19 +62,19 @@ class Update:
     def variables(self):
         """All variables that are not the model's, in a fixed order."""
         scaling = [self.scale, self.good_steps] if self.scales_loss else []
-        return [*self.optimizer.variables, *self.ema, *scaling]
+        return [*self.keras_optimizer.variables, *self.ema, *scaling]
 
     @property
     def named_variables(self):
         """All of `variables` by a name that is the same in every process."""
-        own = {v.path.split("/", 1)[-1]: v for v in self.optimizer.variables}
+        own = {v.path.split("/", 1)[-1]: v for v in self.keras_optimizer.variables}
         named = {f"optimizer/{name}": v for name, v in own.items()}  # not "sgd_7/..."
         others = self.variables[len(own) :]
         return named | {v.path: v for v in others}
 
     def step(self):
         """Returns the number of steps taken, a scalar integer. Replica context."""
-        return tf.convert_to_tensor(self.optimizer.iterations.value)
+        return tf.convert_to_tensor(self.keras_optimizer.iterations.value)
 
     def loss_scale(self):
         """Returns what losses are to be multiplied by. Replica context."""
@@ -93,7 +93,7 @@ class Update:
         if self.scales_loss:
             gradients = [gradient / self.scale.value for gradient in gradients]
             self._grow_scale()
-        self.optimizer.apply(gradients, self.trainable_variables)
+        self.keras_optimizer.apply(gradients, self.trainable_variables)
         for variable, value in zip(state, new_state, strict=True):
             variable.assign(value)
         for average, variable in zip(self.ema, self.trainable_variables, strict=False):
@@ -153,7 +153,7 @@ def _scalar(value, dtype, name):
     return keras.Variable(value, dtype=dtype, trainable=False, name=name)
 
 
-def applies_aggregated_gradients(optimizer):
+def disable_gradient_all_reduce(optimizer):
     """Makes a Keras `optimizer` apply the gradients that it is given as they are.
 
     In replica context a Keras optimizer sums gradients over replicas before it applies

@@ -21,11 +21,10 @@ import zipfile
 import numpy as np
 
 from tfmirror import metrics
-from tfmirror.training import loop
-from tfmirror.training.state import Position, State
+from tfmirror.rundir.state import PassProgress, RunProgress, RunState
 
 BEST = "best.npz"
-REST = "state.json"  # name of what is no variable
+STATE_JSON = "state.json"  # name of what is no variable
 DIGEST_LENGTH = 64
 NAME = re.compile(r"step-(\d{9})\.npz")
 
@@ -77,7 +76,7 @@ def best_accuracy(folder):
 
 
 def latest(folder, warn):
-    """Returns (State, path) of the last checkpoint in `folder` that is whole.
+    """Returns (RunState, path) of the last checkpoint in `folder` that is whole.
 
     (None, None) if there is none.
 
@@ -94,7 +93,7 @@ def latest(folder, warn):
 
 
 def read(path):
-    """Returns the State in the file `path`.
+    """Returns the RunState in the file `path`.
 
     Raises:
       DamagedError: it is not a whole checkpoint.
@@ -111,7 +110,7 @@ def read(path):
 
 
 def to_bytes(state):
-    """Returns the file of a State."""
+    """Returns the file of a RunState."""
     position = state.position
     rest = {
         "settings": state.settings,
@@ -127,14 +126,14 @@ def to_bytes(state):
     arrays = {f"variable{k}": array for k, array in enumerate(state.variables.values())}
     np.savez(buffer, **arrays)
     with zipfile.ZipFile(buffer, "a") as archive:
-        archive.writestr(REST, json.dumps(rest))
+        archive.writestr(STATE_JSON, json.dumps(rest))
         archive.comment = b"0" * DIGEST_LENGTH
     content = buffer.getvalue()[:-DIGEST_LENGTH]
     return content + _digest(content)
 
 
 def from_bytes(content):
-    """Returns the State of a file's bytes.
+    """Returns the RunState of a file's bytes.
 
     Raises:
       DamagedError: they are not those of a whole checkpoint.
@@ -150,16 +149,16 @@ def from_bytes(content):
 
 
 def _parse(content):
-    """Returns the State of a file's bytes, which are as they were written."""
+    """Returns the RunState of a file's bytes, which are as they were written."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        rest = json.loads(archive.zip.read(REST))
+        rest = json.loads(archive.zip.read(STATE_JSON))
         arrays = [archive[f"variable{k}"] for k in range(len(rest["variables"]))]
     point = rest["point"]
     totals = metrics.Totals(**point.pop("totals"))
-    return State(
+    return RunState(
         rest["settings"],
         rest["data_sha256"],
-        Position(tuple(rest["records"]), loop.Point(totals=totals, **point)),
+        RunProgress(tuple(rest["records"]), PassProgress(totals=totals, **point)),
         rest["num_steps"],
         rest["model"],
         dict(zip(rest["variables"], arrays, strict=True)),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from helpers import make_examples, write_idx_folder
 
-from tfmirror import config
-from tfmirror.data import datasets, idx, known_data
+from tfmirror import errors
+from tfmirror.data import checksums, datasets, idx
 
 STEMS = {
     ("train", "images"): "train-images-idx3-ubyte.gz",
@@ -25,11 +25,11 @@ def test_the_real_data_are_taken_for_what_they_are(mnist_folder, fashion_mnist_f
 
 
 def test_mnist_is_not_taken_for_fashion_mnist(mnist_folder, fashion_mnist_folder):
-    with pytest.raises(config.InputError) as error:
+    with pytest.raises(errors.InputError) as error:
         datasets.load("fashion_mnist", mnist_folder)
     assert "holds the training images of mnist, where" in str(error.value)
     assert "--dataset=mnist" in str(error.value)
-    with pytest.raises(config.InputError, match="--dataset=fashion_mnist"):
+    with pytest.raises(errors.InputError, match="--dataset=fashion_mnist"):
         datasets.load("mnist", fashion_mnist_folder)
 
 
@@ -39,23 +39,23 @@ def test_one_file_among_those_of_another_dataset_is_found(
 ):
     folder = shutil.copytree(mnist_folder, tmp_path / "mixed")
     shutil.copy(pathlib.Path(fashion_mnist_folder, STEMS[key]), folder)
-    described = known_data.describe("fashion_mnist", *key)
-    with pytest.raises(config.InputError, match=f"{STEMS[key]}: holds the {described}"):
+    described = checksums.describe("fashion_mnist", *key)
+    with pytest.raises(errors.InputError, match=f"{STEMS[key]}: holds the {described}"):
         datasets.load("mnist", folder)
 
 
 def test_50_bits_flipped_in_an_unpacked_file_are_all_found(mnist_folder, tmp_path):
     """Such a file has no checksum of its own."""
     images = idx.read_idx(pathlib.Path(mnist_folder, STEMS["eval", "images"]), 3)
-    known_data.check("mnist", "eval", {tmp_path: images})
+    checksums.check("mnist", "eval", {tmp_path: images})
     rng, changed = np.random.default_rng(0), images.copy()
     for _ in range(50):
         place = tuple(rng.integers(0, size) for size in images.shape)
         changed[place] ^= np.uint8(1 << rng.integers(8))
-        with pytest.raises(config.InputError, match="damaged or changed; get it again"):
-            known_data.check("mnist", "eval", {tmp_path: changed})
+        with pytest.raises(errors.InputError, match="damaged or changed; get it again"):
+            checksums.check("mnist", "eval", {tmp_path: changed})
         changed[place] = images[place]
-    known_data.check("mnist", "eval", {tmp_path: changed})
+    checksums.check("mnist", "eval", {tmp_path: changed})
 
 
 def test_fewer_examples_and_unknown_names_are_left_alone(tmp_path):

@@ -1,8 +1,8 @@
 """Everything that a run trains with, from its settings.
 
 chosen, settings = choose(config.TrainConfig(gpus=2))
-job = prepare(settings, chosen)
-job.train_segments[0].run(10, step.zero_totals())
+training_setup = prepare(settings, chosen)
+training_setup.train_segments[0].run(10, step.zero_totals())
 """
 
 import dataclasses
@@ -10,24 +10,25 @@ import functools
 
 import keras
 
-from tfmirror import config, models, recipes
+from tfmirror import config, errors, models, recipes
 from tfmirror.data import augmentation, datasets, pipeline
+from tfmirror.diagnostics import non_finite
 from tfmirror.models import kernel_gradient
 from tfmirror.parallel import (
     devices,
-    diagnosis,
     microbatches,
+    optimizers,
     segments,
     step,
     sync_batch_norm,
-    updates,
 )
-from tfmirror.training import resuming, schedules
-from tfmirror.training import state as states
+from tfmirror.rundir import resume
+from tfmirror.rundir import state as states
+from tfmirror.training import schedules
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class TrainingSetup:
     """Everything that a run trains with, built and not yet traced."""
 
     settings: config.TrainConfig  # resolved
@@ -35,7 +36,7 @@ class Job:
     dataset: datasets.ImageDataset
     strategy: object  # tf.distribute.MirroredStrategy
     model: keras.Model
-    update: updates.Update
+    optimizer: optimizers.MirroredOptimizer
     train_plans: tuple[microbatches.BatchPlan, ...]
     train_segments: list[segments.Segment]
     eval_segments: list[segments.Segment]
@@ -44,7 +45,7 @@ class Job:
     def variables(self):
         """All variables by name: the model's, the optimizer's, and those beside."""
         model = {v.path: v for v in self.model.variables}
-        return model | self.update.named_variables
+        return model | self.optimizer.named_variables
 
     @property
     def steps_per_epoch(self):
@@ -57,7 +58,7 @@ class Job:
         return datasets.sha256(self.dataset)
 
     def find_not_finite(self, num_epochs, num_steps):
-        """Returns diagnosis.Findings of the step after so many epochs and steps."""
+        """Returns non_finite.Findings of the step after so many epochs and steps."""
         batch = num_steps
         for plan in self.train_plans:
             if batch < plan.num_batches:
@@ -66,15 +67,15 @@ class Job:
         images, labels = pipeline.global_batch(
             self.dataset.train, plan, num_epochs, batch, self.settings.seed
         )
-        find = diagnosis.make_finder(
-            self.strategy, self.model, self.update, plan, make_augment(self.settings)
+        find = non_finite.make_finder(
+            self.strategy, self.model, self.optimizer, plan, make_augment(self.settings)
         )
         return find(images, labels)
 
     def describe_replicas(self):
         """Yields a line for each replica: its device, and the steps it has taken."""
         counts = self.strategy.experimental_local_results(
-            self.update.optimizer.iterations.value
+            self.optimizer.keras_optimizer.iterations.value
         )
         for replica_id, count in enumerate(counts):
             name = self.devices.names[replica_id]
@@ -93,7 +94,7 @@ def choose_threads(settings):
     if not settings.intra_op_threads:
         chosen = devices.choose(settings.gpus, settings.device_type)
         fixed = config.num_fixed_microbatches(settings)
-        devices.keep_operations_apart(chosen, fixed or chosen.num_replicas)
+        devices.use_one_thread_per_op(chosen, fixed or chosen.num_replicas)
 
 
 def choose(settings):
@@ -108,11 +109,11 @@ def choose(settings):
 
 
 def prepare(settings, chosen, state=None):
-    """Returns the Job of resolved `settings`: data, model and steps.
+    """Returns the TrainingSetup of resolved `settings`: data, model and steps.
 
     Args:
       chosen: devices.Devices of the replicas.
-      state: State to stand in; None: at the beginning.
+      state: RunState to stand in; None: at the beginning.
 
     Raises:
       InputError: what is asked for doesn't fit the data, or `state` neither.
@@ -130,18 +131,18 @@ def prepare(settings, chosen, state=None):
     if settings.deterministic:
         devices.use_deterministic_operations()
     if not state:
-        return assemble(settings, chosen, dataset, shares, states.Position())
-    resuming.check_progress(state, settings, datasets.sha256(dataset))
-    job = assemble(settings, chosen, dataset, shares, state.position)
+        return assemble(settings, chosen, dataset, shares, states.RunProgress())
+    resume.check_progress(state, settings, datasets.sha256(dataset))
+    training_setup = assemble(settings, chosen, dataset, shares, state.position)
     try:
-        states.restore(job, state)
+        states.restore(training_setup, state)
     except ValueError as error:
-        raise config.InputError(f"the checkpoint does not fit: {error}") from error
-    return job
+        raise errors.InputError(f"the checkpoint does not fit: {error}") from error
+    return training_setup
 
 
 def assemble(settings, chosen, dataset, shares, position):
-    """Returns the Job of resolved `settings` on chosen devices with loaded data."""
+    """Returns the TrainingSetup of resolved `settings` on chosen devices."""
     train_plans = plan(settings, shares, dataset.train)
     eval_plans = plan(settings, shares, dataset.eval)
     is_sync = settings.batch_norm == "sync"
@@ -149,34 +150,34 @@ def assemble(settings, chosen, dataset, shares, position):
         sync_batch_norm.check_plans(train_plans)
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
-    model, update = build(settings, strategy, dataset, steps_per_epoch)
-    at_once = devices.microbatches_at_once(chosen)
+    model, optimizer = build(settings, strategy, dataset, steps_per_epoch)
+    max_concurrent = devices.max_concurrent_microbatches(chosen)
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)
     make_train = functools.partial(
         step.make_train_steps,
         strategy,
         model,
-        update,
+        optimizer,
         augment=make_augment(settings),
-        replicas_talk=is_sync,
+        has_cross_replica_ops=is_sync,
         pack_bytes=round(settings.pack_mb * 2**20),
-        at_once=at_once,
+        max_concurrent=max_concurrent,
     )
     make_eval = functools.partial(
         step.make_eval_steps,
         strategy,
         model,
-        weights=update.evaluated_variables,
-        at_once=at_once,
+        weights=optimizer.evaluated_variables,
+        max_concurrent=max_concurrent,
     )
-    return Job(
+    return TrainingSetup(
         settings,
         chosen,
         dataset,
         strategy,
         model,
-        update,
+        optimizer,
         train_plans=train_plans,
         train_segments=segments.make_segments(
             strategy,
@@ -212,7 +213,7 @@ def make_augment(settings):
 
 
 def build(settings, strategy, dataset, steps_per_epoch):
-    """Returns (model, updates.Update) of resolved `settings`, mirrored."""
+    """Returns (model, MirroredOptimizer) of resolved `settings`."""
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
         model = models.build(
@@ -228,14 +229,14 @@ def build(settings, strategy, dataset, steps_per_epoch):
             num_steps=settings.epochs * steps_per_epoch,
             warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
         )
-        optimizer = updates.make_optimizer(
+        optimizer = optimizers.make_optimizer(
             settings.optimizer,
             learning_rate,
             settings.momentum,
             settings.weight_decay,
             settings.clip_norm,
         )
-        update = updates.Update(
+        optimizer = optimizers.MirroredOptimizer(
             optimizer,
             model,
             ema_decay=settings.ema_decay,
@@ -243,4 +244,4 @@ def build(settings, strategy, dataset, steps_per_epoch):
         )
     if settings.batch_norm == "sync":
         sync_batch_norm.synchronize(model)
-    return model, update
+    return model, optimizer

@@ -8,7 +8,7 @@ unpacked has no checksum of its own.
 
 import hashlib
 
-from tfmirror import config
+from tfmirror import errors
 
 # SHA-256 of the values -> dataset, split, what they are. Of the files at
 # https://ossci-datasets.s3.amazonaws.com/mnist and
@@ -50,13 +50,13 @@ def check(name, split, arrays):
         kind = "images" if array.ndim > 1 else "labels"
         found = KNOWN.get(hashlib.sha256(array.tobytes()).hexdigest())
         if found and found != (name, split, kind):
-            raise config.InputError(
+            raise errors.InputError(
                 f"{path}: holds the {describe(*found)}, where the "
                 f"{describe(name, split, kind)} are expected; give the right files, or "
                 f"--dataset={found[0]}"
             )
         if not found and len(array) == NUM_EXAMPLES[split]:
-            raise config.InputError(
+            raise errors.InputError(
                 f"{path}: as many examples as the {describe(name, split, kind)}, but "
                 "other values: the file is damaged or changed; get it again, or give "
                 "changed data another --dataset name"

@@ -1,6 +1,6 @@
 """The process of a contender that runs on TensorFlow; see `contenders`.
 
-python -m tfmirror.benchmarking.worker '{"contender": "tfmirror", ...}'
+python -m tfmirror.benchmarking.contender_process '{"contender": "tfmirror", ...}'
 
 Answers each line of its input with one line of JSON.
 """
@@ -12,8 +12,8 @@ import statistics
 import sys
 import time
 
-from tfmirror import config
-from tfmirror.benchmarking.work import Work
+from tfmirror import config, errors
+from tfmirror.benchmarking.workload import Workload
 
 PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
 STEPS_A_CHECK = 100  # of the contender drift_check
@@ -22,7 +22,7 @@ REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
 
 def main(text):
     """Takes the steps of the work that is JSON in `text`."""
-    work = Work(**json.loads(text))
+    work = Workload(**json.loads(text))
     # Nothing but answers may go to standard output.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
@@ -33,7 +33,7 @@ def main(text):
         contender = CONTENDERS[work.contender](work)
         start = time.perf_counter()
         contender.run(0)
-    except config.InputError as error:
+    except errors.InputError as error:
         sys.exit(str(error))
     trace_seconds = time.perf_counter() - start
     print(json.dumps({"trace_seconds": trace_seconds} | contender.about), file=answers)
@@ -46,9 +46,11 @@ def answer(contender, work, question):
     if question == "memory":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
     if question == "roof":
-        from tfmirror.benchmarking import roof
+        from tfmirror.benchmarking import roofline
 
-        return roof.matrix_product_rate(contender.job.devices.names, work.precision)
+        return roofline.matrix_product_rate(
+            contender.setup.devices.names, work.precision
+        )
     if question == "parts":
         return contender.parts()
     return contender.run(question)
@@ -58,24 +60,26 @@ class Tfmirror:
     """Our own steps."""
 
     def __init__(self, work):
-        from tfmirror.models import operations
+        from tfmirror.benchmarking import flops
         from tfmirror.parallel import step
-        from tfmirror.training import environment, job
+        from tfmirror.rundir import environment
+        from tfmirror.training import setup
 
-        job.choose_threads(train_config(work))
-        chosen, settings = job.choose(train_config(work))
-        self.step, self.job = step, job.prepare(settings, chosen)
-        self.segment = self.job.train_segments[0]
+        setup.choose_threads(train_config(work))
+        chosen, settings = setup.choose(train_config(work))
+        self.step, self.setup = step, setup.prepare(settings, chosen)
+        self.segment = self.setup.train_segments[0]
         if self.segment.global_batch_size != work.global_batch_size:
-            raise config.InputError(
-                f"global_batch_size must be at most the {len(self.job.dataset.train)} "
-                f"training examples: got {work.global_batch_size}"
+            raise errors.InputError(
+                "global_batch_size must be at most the "
+                f"{len(self.setup.dataset.train)} training examples: got "
+                f"{work.global_batch_size}"
             )
         self.about = {
-            "operations": operations.training_operations(self.job.model),
+            "operations": flops.training_operations(self.setup.model),
             "num_weights": sum(
                 int(v.value.shape.num_elements())
-                for v in self.job.model.trainable_variables
+                for v in self.setup.model.trainable_variables
             ),
             "environment": environment.describe(chosen),
         }
@@ -91,23 +95,28 @@ class Tfmirror:
 
     def parts(self):
         """Returns seconds a step of input, compute and reduction, each alone."""
-        from tfmirror.parallel import devices, parts
+        from tfmirror.benchmarking import step_timing
+        from tfmirror.parallel import devices
 
-        job, plan = self.job, self.job.train_plans[0]
-        shapes = [v.shape for v in job.model.trainable_variables]
-        at_once = devices.microbatches_at_once(job.devices)
+        prepared, plan = self.setup, self.setup.train_plans[0]
+        shapes = [v.shape for v in prepared.model.trainable_variables]
+        max_concurrent = devices.max_concurrent_microbatches(prepared.devices)
         made = {
-            "input": parts.make_input(job.strategy, self.segment.iterator),
-            "compute": parts.make_compute(
-                job.strategy, job.model, job.update, plan, at_once
+            "input": step_timing.make_input(prepared.strategy, self.segment.iterator),
+            "compute": step_timing.make_compute(
+                prepared.strategy,
+                prepared.model,
+                prepared.optimizer,
+                plan,
+                max_concurrent,
             ),
-            "reduction": parts.make_reduction(job.strategy, shapes, plan),
+            "reduction": step_timing.make_reduction(prepared.strategy, shapes, plan),
         }
         seconds = {name: per_step(steps) for name, steps in made.items()}
         sizes = {}
         for megabytes in REDUCED_MEGABYTES:
             shape = (megabytes * 2**20 // 4,)
-            steps = parts.make_reduction(job.strategy, [shape], plan)
+            steps = step_timing.make_reduction(prepared.strategy, [shape], plan)
             sizes[megabytes * 2**20] = per_step(steps)
         return seconds | {"reduction_of_bytes": sizes}
 
@@ -121,9 +130,9 @@ class OneBatch(Tfmirror):
         super().__init__(work)
         self.segment = segments.on_one_batch(
             self.segment,
-            self.job.strategy,
-            self.job.dataset.train,
-            self.job.train_plans[0],
+            self.setup.strategy,
+            self.setup.dataset.train,
+            self.setup.train_plans[0],
         )
 
 
@@ -131,10 +140,10 @@ class DriftCheck(Tfmirror):
     """Our own steps, with the replicas compared every STEPS_A_CHECK of them."""
 
     def __init__(self, work):
-        from tfmirror.parallel import drift
+        from tfmirror.diagnostics import drift
 
         super().__init__(work)
-        self.find_drifts = drift.make_check(self.job.strategy, self.job.variables)
+        self.find_drifts = drift.make_check(self.setup.strategy, self.setup.variables)
         self.steps_taken = 0
         self.find_drifts()  # traced
 
@@ -163,7 +172,7 @@ class KerasFit:
 
         from tfmirror import models
         from tfmirror.data import datasets, pipeline
-        from tfmirror.models import layer_calls
+        from tfmirror.models import layer_override
         from tfmirror.parallel import devices
 
         devices.set_threads(work.intra_op_threads, work.inter_op_threads)
@@ -181,7 +190,7 @@ class KerasFit:
                 work.precision,
             )
             for layer in self.model.layers:
-                layer_calls.restore(layer)
+                layer_override.restore(layer)
             self.model.compile(
                 keras.optimizers.SGD(0.05),
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -240,7 +249,7 @@ CONTENDERS = {
 
 
 def train_config(work):
-    """Returns the config.TrainConfig of a Work."""
+    """Returns the config.TrainConfig of a Workload."""
     return config.TrainConfig(
         model=work.model,
         dataset=work.dataset,
@@ -258,13 +267,14 @@ def train_config(work):
 
 def per_step(steps, seconds=0.5):
     """Returns the seconds a step of compiled `steps`, the median of three turns."""
-    from tfmirror.parallel import parts
+    from tfmirror.benchmarking import step_timing
 
-    parts.timed(steps, 1)
-    once = parts.timed(steps, 2) / 2
+    step_timing.timed(steps, 1)
+    once = step_timing.timed(steps, 2) / 2
     num_steps = max(2, int(seconds / max(once, 1e-6)))
     return (
-        statistics.median(parts.timed(steps, num_steps) for _ in range(3)) / num_steps
+        statistics.median(step_timing.timed(steps, num_steps) for _ in range(3))
+        / num_steps
     )
 
 

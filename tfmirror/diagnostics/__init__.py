@@ -1,0 +1,1 @@
+"""Looks at replicas and changes nothing."""

@@ -1,0 +1,1 @@
+"""What a trained model is used for: evaluation, prediction, export."""

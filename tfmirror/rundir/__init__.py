@@ -1,0 +1,1 @@
+"""A run directory: its files, written and read in one place."""
