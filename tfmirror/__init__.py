@@ -5,7 +5,7 @@
 
 Importing this package, or any module of it, has no effect: TensorFlow's runtime
 starts when a run does. Modules may import only from rooms below their own (see the
-tree in README.md).
+list in docs/code.md).
 """
 
 __version__ = "0.1.0"

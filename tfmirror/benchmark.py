@@ -5,56 +5,189 @@ python -m tfmirror.benchmark --model=resnet18 --precision=float32,bfloat16 --gpu
     --peer=keras_fit,torch_ddp --torch_python=TORCH_ENVIRONMENT/bin/python
 python -m tfmirror.benchmark --gpus=1,2,4 --per_replica_batch_size=64 --predict=8,16
 
-Every contender is a process of its own; they take turns. The last line is JSON.
+Every contender is a process of its own; they train alternately, in rounds. The last
+line of the output is one JSON object.
 """
 
 import dataclasses
 import json
+import math
+import typing
+from collections.abc import Iterable, Sequence
 
-from tfmirror import command, command_config, errors, hardware
+from tfmirror import command, errors, hardware
+from tfmirror.benchmarking.workload import PEERS
+from tfmirror.recipes import RECIPES
+from tfmirror.settings import check_fields, setting, setting_of
+from tfmirror.train_config import TrainConfig
+
+GROUP = "Benchmark"
 
 
-def main(settings):
-    """Measures, and prints tables and a line of JSON."""
+@dataclasses.dataclass(frozen=True)
+class BenchmarkConfig:
+    """All settings of a benchmark. Lists are comma-separated texts."""
+
+    model: str = setting(
+        "cnn",
+        "models to train, comma-separated",
+        group=GROUP,
+        choices=sorted(RECIPES),
+        is_list=True,
+    )
+    gpus: str = setting(
+        "1,2", "numbers of replicas, comma-separated", group=GROUP, is_list=True
+    )
+    global_batch_size: str = setting(
+        "128",
+        "examples per step over all replicas, comma-separated",
+        group=GROUP,
+        is_list=True,
+    )
+    per_replica_batch_size: str = setting(
+        "",
+        "examples per step on each replica, comma-separated; if given, "
+        "global_batch_size is not used; empty: not given",
+        group=GROUP,
+        is_list=True,
+    )
+    precision: str = setting(
+        "float32",
+        "data types that the model computes in, comma-separated",
+        group=GROUP,
+        choices=("float32", "bfloat16"),
+        is_list=True,
+    )
+    cores: str = setting(
+        "shared",
+        "cores that the logical CPU devices compute on. shared: any number of devices "
+        "shares all cores; one_each: N devices have N cores",
+        group=GROUP,
+        choices=("shared", "one_each"),
+    )
+    peer: str = setting(
+        "",
+        "contenders to compare with, comma-separated: "
+        + "; ".join(f"{name}, {what}" for name, what in PEERS.items())
+        + "; empty: none",
+        group=GROUP,
+        choices=PEERS,
+        is_list=True,
+    )
+    torch_python: str = setting(
+        "",
+        "Python interpreter of an environment with PyTorch, for peer=torch_ddp",
+        group=GROUP,
+    )
+    repetitions: int = setting(
+        5, "number of rounds; the median is reported", group=GROUP, minimum=1
+    )
+    seconds: float = setting(
+        2.0, "seconds that each contender trains for in a round", group=GROUP
+    )
+    predict: str = setting(
+        "",
+        "numbers of replicas to predict the speed of, comma-separated; empty: none",
+        group=GROUP,
+        is_list=True,
+    )
+    replicas_per_host: int = setting(
+        8, "replicas on each host, for predict", group=GROUP, minimum=1
+    )
+    link_gigabits: float = setting(
+        100.0,
+        "bandwidth of the link between two hosts, for predict, in gigabits per second",
+        group=GROUP,
+    )
+    link_microseconds: float = setting(
+        10.0,
+        "latency of the link between two hosts, for predict, in microseconds",
+        group=GROUP,
+    )
+    plot_file: str = setting(
+        "", "picture of speed and efficiency to write; empty: none", group=GROUP
+    )
+    dataset: str = setting_of(TrainConfig, "dataset", "synthetic")
+    data_dir: str = setting_of(TrainConfig, "data_dir")
+    microbatches: int = setting_of(TrainConfig, "microbatches")
+    intra_op_threads: int = setting_of(TrainConfig, "intra_op_threads")
+    inter_op_threads: int = setting_of(TrainConfig, "inter_op_threads")
+    device_type: str = setting_of(TrainConfig, "device_type")
+
+
+def check(settings: BenchmarkConfig) -> None:
+    """Raises InputError at the first setting that is wrong on any machine."""
+    check_fields(settings)
+    for name in ("gpus", "global_batch_size", "per_replica_batch_size", "predict"):
+        for value in errors.split_names(getattr(settings, name)):
+            is_met = value.isdecimal() and int(value) >= 1
+            expected = "comma-separated whole numbers of at least 1"
+            errors.require(is_met, name, value, expected)
+    for name in ("model", "gpus", "precision"):
+        errors.require(getattr(settings, name), name, "", "a list of at least one")
+    has_batch = settings.global_batch_size or settings.per_replica_batch_size
+    errors.require(has_batch, "global_batch_size", "", "a list of at least one")
+    for name in ("seconds", "link_gigabits", "link_microseconds"):
+        value = getattr(settings, name)
+        is_met = math.isfinite(value) and value > 0
+        errors.require(is_met, name, value, "a finite number above 0")
+    if "torch_ddp" in errors.split_names(settings.peer) and not settings.torch_python:
+        raise errors.InputError(
+            "peer=torch_ddp needs torch_python: got none; give the Python interpreter "
+            "of an environment with PyTorch"
+        )
+
+
+if typing.TYPE_CHECKING:
+    from tfmirror.benchmarking.rounds import Measurement
+    from tfmirror.benchmarking.scaling import Prediction
+    from tfmirror.benchmarking.workload import Workload
+
+
+def main(settings: BenchmarkConfig) -> None:
+    """Measures, and prints tables and a line of JSON.
+
+    Raises:
+      InputError: this machine can't do what is asked for, or a contender has failed.
+    """
     from tfmirror.benchmarking import rounds, tables
 
     check_machine(settings)
-    works = make_works(settings)
-    grows = ideal_grows(settings)
-    say = command.print_line
-    say(tables.comparison_line(settings, grows))
-    found, missing = rounds.measure(
-        works,
-        repetitions=settings.repetitions,
+    workloads = make_workloads(settings)
+    log = command.print_line
+    log(tables.comparison_line(settings.cores, hardware_grows(settings)))
+    measurements, not_measured = rounds.measure(
+        workloads,
+        num_rounds=settings.repetitions,
         seconds=settings.seconds,
         torch_python=settings.torch_python,
-        say=say,
+        log=log,
     )
-    ratios = rounds.ratios(found, grows)
-    predicted = predict(settings, found, share_cores=not grows)
+    ratios = rounds.ratios(measurements, hardware_grows(settings))
+    predictions = predict(settings, measurements)
     for text in (
-        tables.speed_table(found),
-        tables.parts_table(found),
+        tables.speed_table(measurements),
+        tables.step_parts_table(measurements),
         tables.ratio_table(ratios),
-        tables.prediction_table(predicted),
-        *(f"not measured: {line}" for line in missing),
+        tables.prediction_table(predictions),
+        *(f"not measured: {line}" for line in not_measured),
     ):
         if text:
-            say(f"\n{text}")
+            log(f"\n{text}")
     report = {
         "settings": dataclasses.asdict(settings),
-        "measured": [tables.plain(m) for m in found],
+        "measurements": [tables.to_json(m) for m in measurements],
         "ratios": [dataclasses.asdict(r) for r in ratios],
-        "predicted": predicted,
-        "not_measured": missing,
+        "predictions": [dataclasses.asdict(p) for p in predictions],
+        "not_measured": not_measured,
     }
-    say(json.dumps(report))
+    log(json.dumps(report))
     if settings.plot_file:
-        draw(settings, found, grows)
+        draw(settings, measurements)
 
 
-def check_machine(settings):
-    """Raises InputError, before minutes are spent, for what this machine can't do."""
+def check_machine(settings: BenchmarkConfig) -> None:
+    """Raises InputError if this machine can't do what is asked for."""
     most = max(map(int, errors.split_names(settings.gpus)))
     if settings.cores == "one_each" and most > hardware.num_cores():
         raise errors.InputError(
@@ -63,34 +196,39 @@ def check_machine(settings):
         )
     if "torch_ddp" in errors.split_names(settings.peer) and uses_gpus(settings):
         raise errors.InputError(
-            "peer torch_ddp runs on CPUs alone, and would be compared with GPUs: drop "
-            "it, or give --device_type=cpu"
+            "peer=torch_ddp runs on CPUs only, but tfmirror would run on GPUs: remove "
+            "the peer, or use device_type=cpu"
         )
     if settings.plot_file:
         errors.check_new_file("plot_file", settings.plot_file)
     if settings.predict and most == 1:
         raise errors.InputError(
-            "predict needs a measure of several replicas: got gpus="
-            f"{settings.gpus}; add --gpus=2"
+            "predict needs a measurement of two or more replicas: got gpus="
+            f"{settings.gpus}; use for example --gpus=1,2"
         )
 
 
-def make_works(settings):
-    """Returns the Works of every combination, ours first and then the peers'."""
+def make_workloads(settings: BenchmarkConfig) -> "list[Workload]":
+    """Returns every combination of settings for tfmirror, each followed by its peers'.
+
+    The combinations are those of models, numbers of replicas, batch sizes and
+    precisions.
+    """
     from tfmirror.benchmarking.workload import Workload
 
-    works = []
+    peers = errors.split_names(settings.peer)
+    workloads = []
     for model in errors.split_names(settings.model):
         for n in map(int, errors.split_names(settings.gpus)):
-            for batch in batch_sizes(settings, n):
+            for batch_size in global_batch_sizes(settings, n):
                 for precision in errors.split_names(settings.precision):
-                    work = Workload(
+                    ours = Workload(
                         contender="tfmirror",
                         model=model,
                         dataset=settings.dataset,
                         data_dir=settings.data_dir,
                         num_replicas=n,
-                        global_batch_size=batch,
+                        global_batch_size=batch_size,
                         precision=precision,
                         microbatches=settings.microbatches,
                         intra_op_threads=settings.intra_op_threads,
@@ -98,89 +236,68 @@ def make_works(settings):
                         device_type=settings.device_type,
                         num_cores=n if settings.cores == "one_each" else 0,
                     )
-                    peers = errors.split_names(settings.peer)
-                    works += [work, *(work.by(peer) for peer in peers)]
-    return works
+                    workloads.append(ours)
+                    workloads.extend(ours.for_contender(peer) for peer in peers)
+    return workloads
 
 
-def batch_sizes(settings, num_replicas):
-    """Returns the global batch sizes to measure on so many replicas."""
+def global_batch_sizes(settings: BenchmarkConfig, num_replicas: int) -> list[int]:
+    """Returns the global batch sizes to measure on `num_replicas`."""
     if settings.per_replica_batch_size:
         sizes = errors.split_names(settings.per_replica_batch_size)
         return [int(size) * num_replicas for size in sizes]
     return [int(size) for size in errors.split_names(settings.global_batch_size)]
 
 
-def uses_gpus(settings):
-    """Returns whether our contenders run on GPUs."""
+def uses_gpus(settings: BenchmarkConfig) -> bool:
+    """Returns whether tfmirror's contenders run on GPUs."""
     return settings.device_type != "cpu" and hardware.has_nvidia_driver()
 
 
-def ideal_grows(settings):
-    """Returns whether N replicas have N times the hardware of one."""
+def hardware_grows(settings: BenchmarkConfig) -> bool:
+    """Returns whether N replicas have N times the cores or devices of one."""
     return settings.cores == "one_each" or uses_gpus(settings)
 
 
-def predict(settings, found, share_cores):
-    """Returns predictions as plain values, and how far they are off where measured.
-
-    For each model and precision, from the fewest replicas above one; speeds of more
-    replicas, for as many examples on each, are held out and compared.
-    """
-    ours = [m for m in found if m.work.contender == "tfmirror"]
-    groups = {}
-    for m in sorted(ours, key=lambda m: m.work.num_replicas):
-        if m.work.num_replicas > 1:
-            groups.setdefault((m.work.model, m.work.precision), []).append(m)
-    predictions = []
-    if settings.predict:
-        for base, *others in groups.values():
-            predictions += predict_from(settings, base, others, share_cores)
-    return predictions
-
-
-def predict_from(settings, base, others, share_cores):
-    """Returns the predictions that one Measured of several replicas gives."""
+def predict(
+    settings: BenchmarkConfig, measurements: "Iterable[Measurement]"
+) -> "list[Prediction]":
+    """Returns the predictions that are asked for; none if `predict` is empty."""
     from tfmirror.benchmarking import scaling
 
-    model = scaling.fit(
-        base,
-        share_cores=share_cores,
-        between=scaling.link_of(settings.link_gigabits, settings.link_microseconds),
+    if not settings.predict:
+        return []
+    return scaling.predict(
+        measurements,
+        numbers_of_replicas=map(int, errors.split_names(settings.predict)),
+        share_cores=not hardware_grows(settings),
+        between_hosts=scaling.make_link(
+            gigabits_per_second=settings.link_gigabits,
+            microseconds=settings.link_microseconds,
+        ),
         replicas_per_host=settings.replicas_per_host,
     )
-    held_out = {
-        m.work.num_replicas: m.median
-        for m in others
-        if m.work == base.work.on(m.work.num_replicas)
-    }
-    asked = map(int, errors.split_names(settings.predict))
-    return [
-        {
-            "fitted_on": base.work.name,
-            "num_replicas": n,
-            "images_per_second": (speed := model.images_per_second(n)),
-            "efficiency": speed / model.ideal_images_per_second(n),
-            "measured": held_out.get(n),
-        }
-        for n in sorted({*asked, *held_out})
-    ]
 
 
-def draw(settings, found, grows):
-    """Draws speed and efficiency against the number of replicas into a file."""
+def draw(settings: BenchmarkConfig, measurements: "Sequence[Measurement]") -> None:
+    """Draws speed and efficiency against the number of replicas into `plot_file`.
+
+    Raises:
+      InputError: the file can't be written.
+    """
     from tfmirror.reporting import plots
 
-    series = {}
-    for m in found:
-        examples = f"batch {m.work.global_batch_size}"
+    series: dict[str, dict[int, float]] = {}
+    for m in measurements:
+        workload = m.workload
+        batch = f"batch {workload.global_batch_size}"
         if settings.per_replica_batch_size:
-            share = m.work.global_batch_size // m.work.num_replicas
-            examples = f"{share} a replica"
-        kind = f"{m.work.contender}, {m.work.model}"
-        label = f"{kind}, {m.work.precision}, {examples}"
-        series.setdefault(label, {})[m.work.num_replicas] = m.median
-    drawn = plots.draw_scaling(series, grows)
+            per_replica = workload.global_batch_size // workload.num_replicas
+            batch = f"{per_replica} per replica"
+        names = (workload.contender, workload.model, workload.precision, batch)
+        speeds = series.setdefault(", ".join(names), {})
+        speeds[workload.num_replicas] = m.images_per_second
+    drawn = plots.draw_scaling(series, hardware_grows(settings))
     try:
         plots.save(drawn, errors.expand_path("plot_file", settings.plot_file))
     except OSError as error:
@@ -190,10 +307,4 @@ def draw(settings, found, grows):
 
 
 if __name__ == "__main__":
-    command.run(
-        main,
-        command_config.BenchmarkConfig,
-        __doc__,
-        check=command_config.check_benchmark,
-        needs_tensorflow=False,
-    )
+    command.run(main, BenchmarkConfig, __doc__, check=check, needs_tensorflow=False)

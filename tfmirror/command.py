@@ -3,8 +3,9 @@
     if __name__ == "__main__":
         command.run(main, config.TrainConfig, __doc__, check=config.check)
 
-Exit codes: 0 done; 1 unexpected, with its traceback; 2 wrong flag or input, one line;
-3 training stopped; 4 a verified claim does not hold; 130 interrupted.
+Exit codes: 0 done; 1 unexpected error, with its traceback; 2 wrong flag or input, one
+line; 3 training stopped; 4 a verified claim does not hold; 130 interrupted; 141 the
+reader of the output closed it.
 """
 
 import contextlib
@@ -12,48 +13,82 @@ import importlib
 import os
 import sys
 import tempfile
+import typing
+from collections.abc import Callable, Iterator, Sequence
 
 from tfmirror import errors, flags
+
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = typing.TypeVar("T", bound="DataclassInstance")
 
 EXIT_WRONG_INPUT = 2
 EXIT_STOPPED = 3
 EXIT_CLAIM_FAILED = 4
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141  # as a shell has it: 128 and the number of SIGPIPE
+EXIT_BROKEN_PIPE = 141  # 128 + the number of SIGPIPE, as shells report it
 
-# TensorFlow's own switch (0 shows all). Set by the user, nothing is kept out of sight.
+# TensorFlow's log level; 0 shows everything. If the user sets it, nothing is hidden.
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def run(main, settings_class, synopsis, check, *, needs_tensorflow=True):
-    """Parses flags into a `settings_class`, calls `main` with it, exits the process.
+def run(
+    main: Callable[[T], None],
+    settings_class: type[T],
+    synopsis: str | None,
+    *,
+    check: Callable[[T], None],
+    presets: flags.Presets | None = None,
+    needs_tensorflow: bool = True,
+) -> typing.NoReturn:
+    """Parses the process's arguments, calls `main`, and exits the process.
 
     Args:
-      main: function of the settings; imports TensorFlow only when called.
-      check: function of the settings that raises InputError, called before TensorFlow
-        is imported: wrong flags are answered at once.
-      needs_tensorflow: whether `main` imports it.
+      main: function of the settings; imports TensorFlow only when it is called.
+      settings_class: dataclass of the settings.
+      synopsis: first paragraph of --help: the docstring of the command.
+      check: function of the settings that raises InputError. It is called before
+        TensorFlow is imported, so wrong flags are reported at once.
+      presets: settings to start from by name; None: the command has no flag preset.
+      needs_tensorflow: whether `main` imports TensorFlow.
     """
-    prepare = import_tensorflow_quietly if needs_tensorflow else None
     try:
         code = run_and_return_exit_code(
-            main, settings_class, synopsis, check, sys.argv[1:], prepare
+            main,
+            settings_class,
+            synopsis,
+            check=check,
+            argv=sys.argv[1:],
+            presets=presets,
+            prepare=import_tensorflow_quietly if needs_tensorflow else None,
         )
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_BROKEN_PIPE
     sys.exit(code)
 
 
-def run_and_return_exit_code(main, settings_class, synopsis, check, argv, prepare=None):
-    """Does what `run` does with the arguments `argv`, but returns the exit code.
+def run_and_return_exit_code(
+    main: Callable[[T], None],
+    settings_class: type[T],
+    synopsis: str | None,
+    *,
+    check: Callable[[T], None],
+    argv: Sequence[str],
+    presets: flags.Presets | None = None,
+    prepare: Callable[[], None] | None = None,
+) -> int:
+    """Does what `run` does, but returns the exit code.
 
     Args:
-      prepare: called before `main`; None: nothing is.
+      main, settings_class, synopsis, check, presets: those of `run`.
+      argv: arguments without the program's name.
+      prepare: called after `check` and before `main`; None: nothing is called.
     """
     try:
-        settings = flags.parse(argv, settings_class, synopsis)
+        settings = flags.parse(argv, settings_class, synopsis or "", presets=presets)
         check(settings)
         if prepare:
             prepare()
@@ -72,7 +107,7 @@ def run_and_return_exit_code(main, settings_class, synopsis, check, argv, prepar
     except OSError as error:
         if not error.filename:
             raise
-        # What the system says of a path that was given: a name too long, no permission.
+        # The system's own reason why a given path is wrong, such as a name too long.
         print_error(f"{error.filename!r} can't be used: {error.strerror}")
         return EXIT_WRONG_INPUT
     except (errors.InterruptedRunError, KeyboardInterrupt) as error:
@@ -81,28 +116,28 @@ def run_and_return_exit_code(main, settings_class, synopsis, check, argv, prepar
     return 0
 
 
-def print_error(error):
-    """Prints one line on standard error."""
+def print_error(error: BaseException | str) -> None:
+    """Prints an error as one line on standard error."""
     text = " ".join(str(error).split())
     print(f"error: {text}", file=sys.stderr, flush=True)
 
 
-def print_line(text):
-    """Prints one line, at once."""
+def print_line(text: str) -> None:
+    """Prints one line on standard output, and flushes it."""
     print(text, flush=True)
 
 
-def print_to_stderr(text):
-    """Prints one line beside the output: on standard error."""
+def print_to_stderr(text: str) -> None:
+    """Prints one line on standard error, and flushes it."""
     print(text, file=sys.stderr, flush=True)
 
 
-def import_tensorflow_quietly():
+def import_tensorflow_quietly() -> None:
     """Imports TensorFlow without its start-up lines, unless the user set its log level.
 
-    Some of them are written before TensorFlow reads its log level (2.21), straight to
-    file descriptor 2: it points to a file during the import, which is shown if that
-    fails.
+    TensorFlow 2.21 writes some of them to file descriptor 2 before it reads its log
+    level. So the descriptor points to a file during the import; if the import fails,
+    the content of the file is printed.
     """
     if LOG_LEVEL in os.environ:
         return
@@ -111,7 +146,7 @@ def import_tensorflow_quietly():
         try:
             with _standard_error_to(captured):
                 tensorflow = importlib.import_module("tensorflow")
-            # Its Python warnings are for who writes the graph, such as on retracing.
+            # Its Python warnings, such as on retracing, are for authors of graphs.
             tensorflow.get_logger().setLevel("ERROR")
         except BaseException:
             captured.seek(0)
@@ -120,8 +155,8 @@ def import_tensorflow_quietly():
 
 
 @contextlib.contextmanager
-def _standard_error_to(file):
-    """Lets file descriptor 2 point to `file`, for C++ as for Python."""
+def _standard_error_to(file: typing.IO[bytes]) -> Iterator[None]:
+    """Makes file descriptor 2 point to `file`, for both C++ and Python."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

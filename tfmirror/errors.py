@@ -1,4 +1,4 @@
-"""How a run or a command fails, and the checks that say so in one line.
+"""Exceptions of runs and commands, and checks that raise them with a one-line message.
 
 require(number >= 1, "epochs", number, "at least 1")
 path = check_new_file("json_file", "~/verified.json")
@@ -6,6 +6,7 @@ path = check_new_file("json_file", "~/verified.json")
 
 import os
 import pathlib
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -17,50 +18,63 @@ class InputError(ValueError):
 
 
 class ClaimFailedError(RuntimeError):
-    """A claim that was verified does not hold (exit code 4)."""
+    """A verified claim does not hold (exit code 4)."""
 
 
 class InterruptedRunError(RuntimeError):
-    """The process was asked to end, and did so between two steps (exit code 130)."""
+    """The process was asked to end, and ended between two steps (exit code 130)."""
 
 
 class TrainingStoppedError(RuntimeError):
-    """Training can't go on, as with a loss that is not finite (exit code 3)."""
+    """Training can't continue, for example after a loss that is not finite (code 3)."""
 
 
-def require(is_met, name, got, expected):
-    """Raises InputError unless `is_met`: "NAME must be EXPECTED: got GOT"."""
+def require(is_met: object, name: str, got: object, expected: str) -> None:
+    """Raises InputError unless `is_met` is true: "NAME must be EXPECTED: got GOT"."""
     if not is_met:
         raise InputError(f"{name} must be {expected}: got {got!r}")
 
 
-def require_one_of(allowed, name, got):
-    """Raises InputError unless `got` is among `allowed`; None is not worth a word."""
-    require(got in allowed, name, got, f"one of {', '.join(filter(None, allowed))}")
+def require_one_of(allowed: Iterable[str], name: str, got: str) -> None:
+    """Raises InputError, which lists what is allowed, unless `got` is allowed."""
+    allowed = tuple(allowed)
+    require(got in allowed, name, got, f"one of {', '.join(allowed)}")
 
 
-def expand_path(name, text):
-    """Returns the pathlib.Path of a text that may begin with ~.
+def expand_path(name: str, text: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the path of a text that may begin with ~.
+
+    Args:
+      name: the setting, for the message of the error.
+      text: the path as it was given.
 
     Raises:
-      InputError: there is no such user.
+      InputError: the text names an unknown user.
     """
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{name} names a user that is not there: {text!r}") from error
+        raise InputError(f"{name} names an unknown user: got {text!r}") from error
 
 
-def check_new_file(name, text):
-    """Returns the path of a file to write; raises InputError if none can be there."""
+def check_new_file(name: str, text: str) -> pathlib.Path:
+    """Returns the path of a file to write.
+
+    Args:
+      name: the setting, for the message of the error.
+      text: the path as it was given; may begin with ~.
+
+    Raises:
+      InputError: no file can be written at that path.
+    """
     path = expand_path(name, text)
-    is_met = path.parent.is_dir() and not path.is_dir() and path.name
-    require(is_met, name, text, "a file in a folder that is there")
-    is_met = os.access(path.parent, os.W_OK | os.X_OK)
-    require(is_met, name, text, "in a folder that can be written")
+    can_exist = path.parent.is_dir() and not path.is_dir() and path.name
+    require(can_exist, name, text, "a file in an existing folder")
+    is_writable = os.access(path.parent, os.W_OK | os.X_OK)
+    require(is_writable, name, text, "in a writable folder")
     return path
 
 
-def split_names(text):
-    """Returns the names in a text with commas between; none for an empty one."""
+def split_names(text: str) -> tuple[str, ...]:
+    """Returns the names in a comma-separated text; () for an empty one."""
     return tuple(name.strip() for name in text.split(",")) if text else ()

@@ -3,52 +3,92 @@
 python -m tfmirror.export runs/first --saved_model=serving/shoes/1
 python -m tfmirror.export runs/first/checkpoints/best.npz --keras_file=best.keras
 
-The Keras file maps images in [0, 1] to logits. The SavedModel, which TensorFlow Serving
-loads, takes 8-bit images [b, H, W, C] and gives "classes" [b] and "probabilities"
-[b, K].
+The Keras file takes float images in [0, 1] and returns logits. The SavedModel, for
+TensorFlow Serving, takes uint8 images [b, H, W, C] and returns "classes" [b] and
+"probabilities" [b, K].
 """
 
-from tfmirror import command, command_config, errors
+import dataclasses
+import pathlib
+
+from tfmirror import command, errors
+from tfmirror.settings import positional_arguments, setting
 
 
-def main(settings):
-    """Writes what is asked for; prints what was written."""
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """All settings of an export."""
+
+    arguments: tuple[str, ...] = positional_arguments("RUN_DIR|CHECKPOINT")
+    keras_file: str = setting(
+        "", "Keras file to write, NAME.keras; empty: none", group="Output"
+    )
+    saved_model: str = setting(
+        "",
+        "folder to write, which TensorFlow Serving loads; empty: none",
+        group="Output",
+    )
+
+    @property
+    def model_path(self) -> str:
+        """The run directory or checkpoint."""
+        return self.arguments[0]
+
+
+def check(settings: ExportConfig) -> None:
+    """Raises InputError unless there is one model to export, and a path to write."""
+    got = settings.arguments
+    errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
+    name = settings.keras_file
+    is_met = not name or name.endswith(".keras")
+    errors.require(is_met, "keras_file", name, "a name that ends in .keras")
+    if not (name or settings.saved_model):
+        raise errors.InputError(
+            "export needs a path to write: got none; give keras_file, saved_model or "
+            "both"
+        )
+
+
+def main(settings: ExportConfig) -> None:
+    """Writes the files that are asked for, and prints what was written."""
     from tfmirror.inference import export, loading
 
     found = loading.find(settings.model_path, command.print_line)
     targets = [
-        (settings.keras_file, export.write_keras),
-        (settings.saved_model, export.write_saved_model),
+        ("keras_file", settings.keras_file, export.write_keras),
+        ("saved_model", settings.saved_model, export.write_saved_model),
     ]
-    asked = [(errors.expand_path("a path", n), write) for n, write in targets if n]
-    for path, _ in asked:
-        check_is_free(path)
-    errors.require(
-        len({path for path, _ in asked}) == len(asked),
-        "saved_model",
-        settings.saved_model,
-        "another path than keras_file",
-    )
+    wanted = [(check_is_free(n, text), write) for n, text, write in targets if text]
+    if len({path for path, _ in wanted}) < len(wanted):
+        raise errors.InputError(
+            "saved_model must be another path than keras_file: got "
+            f"{settings.saved_model!r} for both"
+        )
     model = loading.build(found)
-    for path, write in asked:
+    for path, write in wanted:
         try:
             write(model, path)
         except (OSError, export.SaveError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise errors.InputError(f"{path} can't be written: {why}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise errors.InputError(f"{path} can't be written: {reason}") from error
         print(f"wrote {path}: {found.settings['model']} of {found.source}")
 
 
-def check_is_free(path):
-    """Raises InputError if something is at `path`, or no folder for it."""
-    errors.require(not path.exists(), "a path to write", str(path), "a new one")
-    folder = path.parent
-    errors.require(
-        folder.is_dir(), "a path to write", str(path), "in a folder there is"
-    )
+def check_is_free(name: str, text: str) -> pathlib.Path:
+    """Returns the path of something to write.
+
+    Args:
+      name: the setting, for the message of the error.
+      text: the path as it was given.
+
+    Raises:
+      InputError: something exists at that path, or its folder does not exist.
+    """
+    path = errors.expand_path(name, text)
+    errors.require(not path.exists(), name, text, "a path where nothing exists yet")
+    errors.require(path.parent.is_dir(), name, text, "in an existing folder")
+    return path
 
 
 if __name__ == "__main__":
-    command.run(
-        main, command_config.ExportConfig, __doc__, check=command_config.check_export
-    )
+    command.run(main, ExportConfig, __doc__, check=check)

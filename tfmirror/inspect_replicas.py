@@ -5,15 +5,68 @@ python -m tfmirror.inspect_replicas --gpus=2 --model=resnet18
 python -m tfmirror.inspect_replicas --gpus=4 --layer=conv2 --channel=3 --json
 """
 
+import dataclasses
 import json
+import typing
+from collections.abc import Iterator
 
 import numpy as np
 
-from tfmirror import command, command_config, errors, recipes
+from tfmirror import command, config, errors, recipes
+from tfmirror.settings import check_fields, setting, setting_of
+from tfmirror.train_config import TrainConfig
+
+if typing.TYPE_CHECKING:
+    from tfmirror.diagnostics import inspection
+    from tfmirror.parallel import devices
+
+# What is shown, by name, as plain values for JSON.
+Report = dict[str, typing.Any]
 
 
-def main(settings):
-    """Prints the view of one global batch of the training set, and trains nothing."""
+@dataclasses.dataclass(frozen=True)
+class InspectConfig:
+    """All settings of one look into every replica."""
+
+    model: str = setting_of(TrainConfig, "model", help="model to look into")
+    dataset: str | None = setting_of(
+        TrainConfig,
+        "dataset",
+        None,
+        none_means=" or ".join(
+            f"{dataset} for {model}"
+            for model, dataset in recipes.INSPECTED_DATASETS.items()
+        ),
+    )
+    data_dir: str = setting_of(TrainConfig, "data_dir")
+    gpus: int = setting_of(TrainConfig, "gpus")
+    device_type: str = setting_of(TrainConfig, "device_type")
+    num_examples: int = setting(
+        2, "examples on each replica", group="Output", minimum=1
+    )
+    layer: str = setting(
+        "",
+        "layer or variable to show, such as conv2 or conv2/bias; empty: the kernel of "
+        "the first convolution",
+        group="Output",
+    )
+    channel: int = setting(
+        0, "output channel of the layer to show, from 0", group="Output", minimum=0
+    )
+    seed: int = setting_of(
+        TrainConfig, "seed", help="seed of the initial weights", group="Model"
+    )
+    json: bool = setting(False, "print one JSON object instead of text", group="Output")
+
+
+def check(settings: InspectConfig) -> None:
+    """Raises InputError at the first setting that is wrong for any model."""
+    check_fields(settings)
+    config.check_seed(settings.seed)
+
+
+def main(settings: InspectConfig) -> None:
+    """Prints what the replicas do with one global batch; trains nothing."""
     view, devices = inspect(settings)
     variable = choose_variable(view, settings.layer, settings.channel)
     report = describe(view, variable, settings.channel)
@@ -24,70 +77,82 @@ def main(settings):
         print(format_text(report))
 
 
-def inspect(settings):
-    """Returns (inspection.ReplicaView, devices) of the first training examples."""
+def inspect(
+    settings: InspectConfig,
+) -> "tuple[inspection.ReplicaView, devices.Devices]":
+    """Returns the view of the first training examples, and the devices.
+
+    Raises:
+      InputError: devices or data can't be had, or there are too few examples.
+    """
     import keras
 
     from tfmirror import models
     from tfmirror.data import datasets
     from tfmirror.diagnostics import inspection
-    from tfmirror.parallel import devices
+    from tfmirror.parallel import devices, runtime
 
-    chosen = devices.choose(settings.gpus, settings.device_type)
+    chosen = devices.set_up(settings.gpus, settings.device_type)
+    if chosen.are_stand_ins:
+        runtime.keep_freed_memory()
     num_examples = settings.num_examples * chosen.num_replicas
     name = settings.dataset or recipes.INSPECTED_DATASETS[settings.model]
     dataset = datasets.load(name, settings.data_dir)
     if num_examples > len(dataset.train):
         raise errors.InputError(
-            f"num_examples must leave enough for {chosen.num_replicas} replicas: got "
-            f"{settings.num_examples} for {len(dataset.train)} training examples"
+            f"num_examples must be at most {len(dataset.train)} training examples "
+            f"divided by {chosen.num_replicas} replicas: got {settings.num_examples}"
         )
     strategy = devices.make_strategy(chosen)
     keras.utils.set_random_seed(settings.seed)
+    shape = dataset.train.images.shape[1:]
     with strategy.scope():
-        model = models.build(
-            settings.model, dataset.train.images.shape[1:], dataset.num_classes
-        )
-    images, labels = (
-        dataset.train.images[:num_examples],
-        dataset.train.labels[:num_examples],
-    )
+        model = models.build(settings.model, shape, dataset.num_classes)
+    images = dataset.train.images[:num_examples]
+    labels = dataset.train.labels[:num_examples]
     return inspection.inspect(strategy, model, images, labels), chosen
 
 
-def choose_variable(view, layer, channel):
-    """Returns the VariableView of `layer`; empty: of the first convolution's kernel.
+def choose_variable(
+    view: "inspection.ReplicaView", layer: str, channel: int
+) -> "inspection.VariableView":
+    """Returns the view of the variable to show.
+
+    Args:
+      view: what the replicas hold.
+      layer: path or end of the path of a variable, or of a layer for its kernel;
+        empty: the kernel of the first convolution.
+      channel: output channel that will be shown.
 
     Raises:
-      InputError: no such layer, or no such channel in it.
+      InputError: the model has no such layer, or the variable no such channel.
     """
     if layer:
-        paths = [v.path for v in view.variables]
-        ending = (
-            layer
-            if any(("/" + p).endswith("/" + layer) for p in paths)
-            else f"{layer}/kernel"
-        )
-        variable = view.variable(ending)
+        is_variable = any(f"/{v.path}".endswith(f"/{layer}") for v in view.variables)
+        variable = view.variable(layer if is_variable else f"{layer}/kernel")
     else:
-        variable = next(v for v in view.variables if v.weights.ndim == 5)  # N and HWIO
+        # [N, height, width, channels in, channels out]
+        variable = next(v for v in view.variables if v.weights.ndim == 5)
     num_channels = variable.weights.shape[-1]
-    errors.require(
-        channel < num_channels,
-        "channel",
-        channel,
-        f"in [0, {num_channels}) for {variable.path}",
-    )
+    expected = f"in [0, {num_channels}) for {variable.path}"
+    errors.require(channel < num_channels, "channel", channel, expected)
     return variable
 
 
-def describe(view, variable, channel):
+def describe(
+    view: "inspection.ReplicaView", variable: "inspection.VariableView", channel: int
+) -> Report:
     """Returns what is shown, as plain values for JSON.
 
     Arrays of the variable are those of one output channel, and lead with the replicas.
+
+    Args:
+      view: what the replicas hold.
+      variable: the variable to show, one of the view.
+      channel: the output channel of it to show.
     """
 
-    def of_channel(array):
+    def of_channel(array: np.ndarray) -> list[typing.Any]:
         return array[..., channel].tolist()
 
     return {
@@ -115,71 +180,80 @@ def describe(view, variable, channel):
     }
 
 
-def format_text(report):
-    """Returns `report` of `describe` as text, one block for each thing and replica."""
-    what = f"{report['variable']}, channel {report['channel']}"
-    names = [name.rsplit("device:", 1)[-1] for name in report["devices"]]
+def format_text(report: Report) -> str:
+    """Returns the report of `describe` as text: a block per value and replica."""
     num_examples = sum(report["per_replica_batch_sizes"])
     blocks = [
-        f"global batch: {num_examples} examples, mean loss {report['mean_loss']:.6f}"
+        f"global batch: {num_examples} examples, mean loss {report['mean_loss']:.6f}",
+        *_logits_blocks(report),
+        *_variable_blocks(report),
+        _differences_block(report["largest_differences"]),
+        "A replica's local gradient is its share of the gradient of the mean loss\n"
+        "over the global batch: the local gradients add up to the aggregated one.",
     ]
-    for name, labels, logits in zip(
-        names, report["labels"], report["logits"], strict=True
-    ):
-        blocks.append(
-            _block(
-                f"logits of {len(labels)} examples on {name}, labels {labels}", logits
-            )
-        )
-    for key, title in (
-        ("weights", f"weights of {what}"),
-        ("local_gradients", f"local gradient of {what}"),
-        ("aggregated_gradients", f"aggregated gradient of {what}"),
-    ):
-        blocks += [
-            _block(f"{title}, on {name}", values)
-            for name, values in zip(names, report[key], strict=True)
-        ]
-    blocks.append(
-        _block(
-            f"gradient of {what}, whole batch on one device",
-            report["single_device_gradient"],
-        )
-    )
-    lines = ["largest difference, over all variables:"]
-    for name, difference in report["largest_differences"].items():
-        lines.append(f"  {name.replace('_', ' '):38} {_exact(difference)}")
-    blocks.append("\n".join(lines))
-    blocks.append(
-        "A local gradient is the replica's share of that of the mean loss over the\n"
-        "global batch: the local gradients add up to the aggregated one."
-    )
     if report["has_batch_statistics"]:
         blocks.append(
             "Batch norm takes its statistics from each replica's own examples. So the\n"
-            "whole batch on one device has another gradient, and is no reference here."
+            "gradient of the whole batch on one device differs, and is no reference."
         )
     return "\n\n".join(blocks)
 
 
-def _block(title, values):
-    """Returns a title line and an array under it, without axes of length one."""
+def _names(report: Report) -> list[str]:
+    """Returns the short names of the devices, such as CPU:0."""
+    return [name.rsplit("device:", 1)[-1] for name in report["devices"]]
+
+
+def _logits_blocks(report: Report) -> Iterator[str]:
+    """Yields a block with the logits of each replica's examples."""
+    for name, labels, logits in zip(
+        _names(report), report["labels"], report["logits"], strict=True
+    ):
+        title = f"logits of {len(labels)} examples on {name}, labels {labels}"
+        yield _block(title, logits)
+
+
+def _variable_blocks(report: Report) -> Iterator[str]:
+    """Yields blocks with weights and gradients of one channel on each replica."""
+    shown = f"{report['variable']}, channel {report['channel']}"
+    for key, title in (
+        ("weights", "weights"),
+        ("local_gradients", "local gradient"),
+        ("aggregated_gradients", "aggregated gradient"),
+    ):
+        for name, values in zip(_names(report), report[key], strict=True):
+            yield _block(f"{title} of {shown}, on {name}", values)
+    title = f"gradient of {shown}, whole batch on one device"
+    yield _block(title, report["single_device_gradient"])
+
+
+def _differences_block(differences: dict[str, float]) -> str:
+    """Returns the block of the largest differences."""
+    lines = ["largest difference, over all variables:"]
+    for name, difference in differences.items():
+        lines.append(f"  {name.replace('_', ' '):38} {_exact(difference)}")
+    return "\n".join(lines)
+
+
+def _block(title: str, values: typing.Any) -> str:
+    """Returns a title line and an array below it, without axes of length one."""
     array = np.asarray(values)
     squeezed = array if array.ndim <= 2 else array.squeeze()
-    is_tiny = np.abs(array).max() < 1e-3  # most digits would be zeros
-    style = {"precision": 8, "suppress_small": True, "floatmode": "fixed"}
-    if is_tiny:
+    style: dict[str, typing.Any] = {
+        "precision": 8,
+        "suppress_small": True,
+        "floatmode": "fixed",
+    }
+    if np.abs(array).max() < 1e-3:  # most fixed digits would be zeros
         style = {"formatter": {"float": "{: .4e}".format}}
     text = np.array2string(squeezed, **style)
     return f"== {title} ==\n{text}"
 
 
-def _exact(difference):
-    """Returns a difference for people; says so if there is none at all."""
+def _exact(difference: float) -> str:
+    """Returns a difference for people; 0 is marked as the same bits."""
     return "0 (the same bits)" if difference == 0 else f"{difference:.2g}"
 
 
 if __name__ == "__main__":
-    command.run(
-        main, command_config.InspectConfig, __doc__, check=command_config.check_inspect
-    )
+    command.run(main, InspectConfig, __doc__, check=check)

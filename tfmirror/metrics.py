@@ -1,4 +1,6 @@
-"""Totals of a pass over examples: sums and counts until the last moment.
+"""Totals of a pass over examples, and the digest of a model's weights.
+
+Totals are sums and counts, so that those of parts of a pass can be added.
 
 totals = Totals(loss_sum=230.2, num_correct=12, num_examples=100)
 totals.mean_loss, totals.accuracy                   # 2.302, 0.12
@@ -6,10 +8,14 @@ totals.mean_loss, totals.accuracy                   # 2.302, 0.12
 
 import dataclasses
 import hashlib
-import statistics
+import typing
+from collections.abc import Iterable
 
-# Key of an epoch's record, as in summary.json's "epochs" -> metric name, as in
-# metrics.jsonl and TensorBoard.
+if typing.TYPE_CHECKING:
+    import keras
+
+# The key of a metric in summary.json's "epochs", and its name in metrics.jsonl and
+# TensorBoard.
 NAMES = {
     "train_loss": "train/loss",
     "train_accuracy": "train/accuracy",
@@ -23,41 +29,33 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over examples, each example once."""
+    """Sums over examples, in which each example counts once."""
 
-    loss_sum: float  # nats
+    loss_sum: float  # of the cross-entropies, in nats
     num_correct: int
     num_examples: int
 
     @property
-    def mean_loss(self):
+    def mean_loss(self) -> float:
         """Mean cross-entropy per example in nats."""
         return self.loss_sum / self.num_examples
 
     @property
-    def accuracy(self):
-        """Correct over counted examples, in [0, 1]."""
+    def accuracy(self) -> float:
+        """Share of the examples that are classified correctly, in [0, 1]."""
         return self.num_correct / self.num_examples
 
 
-def replicas_text(count):
+def replicas_text(count: int) -> str:
     """Returns "1 replica", "2 replicas", ..."""
     return f"{count} replica{'' if count == 1 else 's'}"
 
 
-def median_and_range(values, digits=4):
-    """Returns "median (least to most)" of several runs' figures, for tables."""
-    median, least, most = (
-        f"{value:.{digits}f}"
-        for value in (statistics.median(values), min(values), max(values))
-    )
-    return f"{median} ({least} to {most})"
+def weights_sha256(variables: "Iterable[keras.Variable]") -> str:
+    """Returns the SHA-256 of the bytes of all `variables`, in order, in hexadecimal.
 
-
-def weights_sha256(variables):
-    """Returns the SHA-256 (hex) of the bytes of all `variables`, in order.
-
-    Two runs with equal digests ended with the same bits in every variable.
+    Models of the same shapes have equal digests only if all their variables have the
+    same bits.
     """
     digest = hashlib.sha256()
     for variable in variables:

@@ -3,42 +3,80 @@
 python -m tfmirror.predict runs/first shoe.png bag.png
 python -m tfmirror.predict runs/first t10k-images-idx3-ubyte.gz --format=json
 
-The first argument is a run directory or a checkpoint; all others are image files
-(whatever Pillow reads) or IDX files of images. Without --output_file, the table is
-printed.
+The first argument is a run directory or a checkpoint. The others are image files, of
+any format that Pillow reads, or IDX files of images.
 """
 
 import csv
+import dataclasses
 import io
 import json
+import typing
+from collections.abc import Iterable, Iterator, Sequence
 
-from tfmirror import command, command_config, errors
+from tfmirror import command, errors, files
+from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
+from tfmirror.train_config import TrainConfig
+
+if typing.TYPE_CHECKING:
+    import numpy as np
+
+# What is predicted for one image, by name.
+Entry = dict[str, typing.Any]
 
 
-def main(settings):
+@dataclasses.dataclass(frozen=True)
+class PredictConfig:
+    """All settings of predictions."""
+
+    arguments: tuple[str, ...] = positional_arguments("RUN_DIR|CHECKPOINT FILE...")
+    gpus: int = setting_of(TrainConfig, "gpus")
+    device_type: str = setting_of(TrainConfig, "device_type")
+    format: str = setting(
+        "csv",
+        "format of the table. csv: file, index of the image in the file, class, and "
+        "probability of that class; json: the same and the probability of every class",
+        group="Output",
+        choices=("csv", "json"),
+    )
+    output_file: str = setting(
+        "", "file to write; empty: print the table", group="Output"
+    )
+
+
+def check(settings: PredictConfig) -> None:
+    """Raises InputError at the first setting that is wrong on any machine."""
+    got = settings.arguments
+    expected = "a run directory or checkpoint, and then one file or more"
+    errors.require(len(got) >= 2, "arguments", got, expected)
+    check_fields(settings)
+
+
+def main(settings: PredictConfig) -> None:
     """Prints or writes an entry for each image."""
     import numpy as np
 
     from tfmirror.data import images
     from tfmirror.inference import loading, prediction
-    from tfmirror.parallel import devices
-    from tfmirror.rundir import checkpoints
+    from tfmirror.parallel import devices, runtime
 
     if settings.output_file:
         path = errors.check_new_file("output_file", settings.output_file)
-    chosen = devices.choose(settings.gpus, settings.device_type)
+    chosen = devices.set_up(settings.gpus, settings.device_type)
+    if chosen.are_stand_ins:
+        runtime.keep_freed_memory()
     found = loading.find(settings.arguments[0], command.print_to_stderr)
-    files = settings.arguments[1:]
-    read = [images.read(file, found.input_shape) for file in files]
+    names = settings.arguments[1:]
+    read = [images.read(name, found.input_shape) for name in names]
     strategy = devices.make_strategy(chosen)
     model = loading.build(found, strategy)
     probabilities = prediction.predict(strategy, model, np.concatenate(read))
-    text = FORMATS[settings.format](entries(files, map(len, read), probabilities))
+    text = FORMATS[settings.format](entries(names, map(len, read), probabilities))
     if not settings.output_file:
         print(text, end="")
         return
     try:
-        checkpoints.write_file(path, text.encode())
+        files.write_text(path, text)
     except OSError as error:
         raise errors.InputError(
             f"output_file can't be written: {error.strerror}"
@@ -46,29 +84,32 @@ def main(settings):
     command.print_to_stderr(f"wrote {path}: {len(probabilities):,} predictions")
 
 
-def entries(files, counts, probabilities):
-    """Yields an entry for each image: where it is from, its class, how probable.
+def entries(
+    names: Sequence[str], counts: Iterable[int], probabilities: "np.ndarray"
+) -> Iterator[Entry]:
+    """Yields an entry for each image: its file, its class and the probabilities.
 
     Args:
-      files: names of the files.
-      counts: images in each of them.
-      probabilities: [E, K] of all images.
+      names: of the files.
+      counts: number of images in each file.
+      probabilities: [E, K] float32 in [0, 1], of the images of all files in order.
     """
     rows = iter(probabilities)
-    for file, count in zip(files, counts, strict=True):
-        for position in range(count):
+    for name, count in zip(names, counts, strict=True):
+        for index in range(count):
             row = next(rows)
             yield {
-                "file": file,
-                "index": position,
+                "file": name,
+                "index": index,
                 "class": int(row.argmax()),
-                "probability": float(str(row.max())),  # no digits beyond float32's
+                # Through text, for no more digits than float32 has.
+                "probability": float(str(row.max())),
                 "probabilities": [float(str(p)) for p in row],
             }
 
 
-def to_csv(predicted):
-    """Returns entries as CSV, with the probability of the class that is predicted."""
+def to_csv(predicted: Iterable[Entry]) -> str:
+    """Returns entries as CSV, with the probability of the predicted class only."""
     buffer = io.StringIO()
     columns = ["file", "index", "class", "probability"]
     table = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
@@ -77,7 +118,7 @@ def to_csv(predicted):
     return buffer.getvalue()
 
 
-def to_json(predicted):
+def to_json(predicted: Iterable[Entry]) -> str:
     """Returns entries as a JSON list, with the probability of every class."""
     return json.dumps(list(predicted), indent=1) + "\n"
 
@@ -86,9 +127,4 @@ FORMATS = {"csv": to_csv, "json": to_json}
 
 
 if __name__ == "__main__":
-    command.run(
-        main,
-        command_config.PredictConfig,
-        __doc__,
-        check=command_config.check_predict,
-    )
+    command.run(main, PredictConfig, __doc__, check=check)

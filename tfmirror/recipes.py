@@ -1,18 +1,41 @@
-"""What models are trained with unless a flag says otherwise, and presets by name."""
+"""Defaults of each model from its chapter, presets, and the names of the choices.
+
+RECIPES["cnn"].learning_rate                        # 0.3
+config.TrainConfig(**PRESETS["accurate"], gpus=2)
+"""
 
 import dataclasses
 import math
+import typing
+from collections.abc import Callable
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "one_cycle")
+INITS = ("normal", "he", "glorot")
+
+# Logical CPU devices that take the place of GPUs if no number is given: both chapters
+# train on two devices.
+NUM_STAND_INS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Defaults of one model."""
+    """Defaults of one model.
 
-    per_replica_batch_size: int  # examples
-    learning_rate: float  # of sgd, for that batch size
+    Attributes:
+      per_replica_batch_size: examples per step on each replica.
+      learning_rate: step size of sgd for a global batch of that many examples.
+      epochs: passes over the training examples.
+      init: initializer of the kernels, one of INITS.
+      lr_scaling: how the learning rate follows the global batch size, one of
+        LR_SCALINGS.
+    """
+
+    per_replica_batch_size: int
+    learning_rate: float
     epochs: int
-    init: str  # of models.INITIALIZERS
-    lr_scaling: str = "none"  # how the rate follows the global batch
+    init: str
+    lr_scaling: str = "none"
 
 
 # The chapters "Training on multiple GPUs with gluon" (The Straight Dope): 64 a device,
@@ -24,26 +47,31 @@ RECIPES = {
     "resnet18": Recipe(256, 0.1, epochs=10, init="normal", lr_scaling="linear"),
 }
 
-# A set this small needs more passes for the same number of steps (BUILD_NOTES.md).
+# So small a dataset needs more epochs for about as many steps (BUILD_NOTES.md).
 EPOCHS_OF_SMALL_DATASETS = {"digits": 30}
 
-# Kingma and Ba, Adam (2015), algorithm 1; Keras' default as well.
+# Kingma and Ba, Adam (2015), algorithm 1; also Keras' default.
 ADAM_LEARNING_RATE = 0.001
 
 # Goyal et al., Accurate, large minibatch SGD (2017), sections 2.1 and 2.2, for linear;
 # Krizhevsky, One weird trick for parallelizing convolutional neural networks (2014),
 # section 5, for the square root, which keeps the variance of a step's noise.
-LR_SCALINGS = {"none": lambda factor: 1.0, "linear": float, "sqrt": math.sqrt}
+# A function of k, the global batch size as a multiple of the recipe's batch size,
+# returns the factor of the learning rate.
+LR_SCALINGS: dict[str, Callable[[float], float]] = {
+    "none": lambda factor: 1.0,
+    "linear": float,
+    "sqrt": math.sqrt,
+}
 
-# Pictures that show the same thing in a mirror; characters and digits do not.
+# Datasets whose images may be mirrored; a mirrored character or digit is another one.
 DATASETS_TO_FLIP = frozenset({"fashion_mnist", "cifar10", "cifar100", "synthetic"})
 
-# What inspect_replicas shows unless told otherwise: the second chapter shows four
-# random observations in [0, 1).
+# Default dataset of inspect_replicas: the second chapter shows random images in [0, 1).
 INSPECTED_DATASETS = {"cnn": "digits", "resnet18": "random"}
 
-# Settings that replace defaults, by name; a flag given beside the preset wins.
-PRESETS = {
+# Settings that replace defaults, by name; a flag on the command line overrides them.
+PRESETS: dict[str, dict[str, typing.Any]] = {
     "accurate": {
         "model": "resnet18",
         "epochs": 15,

@@ -3,75 +3,126 @@
 python -m tfmirror.verify --gpus=8
 python -m tfmirror.verify --gpus=4 --model=cnn --json_file=verified.json
 
-Each cell says whether so many replicas gave the same bits as one, or by how much the
-largest entry differs. Exit code 4 if a claim does not hold.
+Each cell of the table says whether N replicas gave the same bits as one, or else by how
+much the largest entry differs. Exit code 4: a claim does not hold.
 """
 
-import json
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
 
-from tfmirror import command, command_config, errors
+from tfmirror import command, errors, files
+from tfmirror.recipes import RECIPES
+from tfmirror.settings import check_fields, setting, setting_of
+from tfmirror.train_config import TrainConfig
 
-MOST = command_config.MOST_REPLICAS_TO_VERIFY
+if typing.TYPE_CHECKING:
+    from tfmirror.diagnostics import verification as verifications
+
+    # {number of replicas: {claim: its outcome}}
+    Outcomes = dict[int, dict[str, verifications.Outcome]]
+
+# The batches have eight microbatches; more replicas would be left without any.
+MOST_REPLICAS = 8
 
 
-def main(settings):
+@dataclasses.dataclass(frozen=True)
+class VerifyConfig:
+    """All settings of a verification."""
+
+    model: str = setting_of(
+        TrainConfig,
+        "model",
+        "probe",
+        help="model to verify with; probe is a small network with convolution, batch "
+        "norm, dropout and a dense layer",
+        choices=("probe", *sorted(RECIPES)),
+    )
+    gpus: int = setting_of(
+        TrainConfig,
+        "gpus",
+        help=f"largest number of replicas, from 2 to {MOST_REPLICAS}, one per GPU; on "
+        "a machine without a GPU, one per logical CPU device",
+        zero_means=f"all GPUs up to {MOST_REPLICAS}, or {MOST_REPLICAS} logical CPU "
+        "devices without a GPU",
+    )
+    device_type: str = setting_of(TrainConfig, "device_type")
+    json_file: str = setting(
+        "", "file to write the table to as JSON; empty: none", group="Output"
+    )
+
+
+def check(settings: VerifyConfig) -> None:
+    """Raises InputError at the first setting that is wrong on any machine."""
+    check_fields(settings)
+    gpus = settings.gpus
+    errors.require(gpus != 1, "gpus", gpus, "at least 2, to be compared with one")
+    errors.require(gpus <= MOST_REPLICAS, "gpus", gpus, f"at most {MOST_REPLICAS}")
+    if settings.json_file:
+        errors.check_new_file("json_file", settings.json_file)
+
+
+def main(settings: VerifyConfig) -> None:
     """Prints the table; raises ClaimFailedError if a claim does not hold."""
     from tfmirror.diagnostics import verification
-    from tfmirror.parallel import devices
+    from tfmirror.parallel import devices, runtime
 
-    chosen = devices.choose(num_gpus(settings, devices), settings.device_type)
-    # As a training run of so many fixed microbatches has it, with --deterministic.
-    devices.use_one_thread_per_op(chosen, verification.NUM_MICROBATCHES)
+    chosen = devices.set_up(num_gpus(settings, devices), settings.device_type)
+    # The same threads as in a training run with this number of fixed microbatches.
+    runtime.configure(chosen, verification.NUM_MICROBATCHES)
     if not chosen.are_stand_ins:
-        devices.use_deterministic_operations()
+        runtime.use_deterministic_operations()
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
     outcomes = verify(settings, replica_counts(chosen.num_replicas), verification)
     print_table(outcomes, verification.CLAIMS)
     try:
         if settings.json_file:
-            write_json(settings.json_file, table_rows(outcomes, verification.CLAIMS))
-    finally:  # what does not hold is said in any case
+            path = errors.check_new_file("json_file", settings.json_file)
+            files.write_json(path, table_rows(outcomes, verification.CLAIMS))
+    finally:  # a failed claim is reported even if the file can't be written
         check_outcomes(outcomes)
     print(f"all {len(verification.CLAIMS)} claims hold")
 
 
-def num_gpus(settings, devices):
-    """Returns how many devices to verify.
+def num_gpus(settings: VerifyConfig, devices: types.ModuleType) -> int:
+    """Returns how many devices to verify on.
+
+    Args:
+      settings: ones that `check` accepts.
+      devices: tfmirror.parallel.devices, which imports TensorFlow.
 
     Raises:
-      InputError: there is one GPU, with nothing to compare it to.
+      InputError: the machine has one GPU, with nothing to compare it to.
     """
-    found = settings.gpus or devices.count_gpus(settings.device_type) or MOST
+    found = settings.gpus or devices.count_gpus(settings.device_type) or MOST_REPLICAS
     if found == 1:
         raise errors.InputError(
-            "gpus must be at least 2, to be compared with one: got 1, all there are; "
-            "--device_type=cpu takes logical CPU devices"
+            "gpus must be at least 2, to be compared with one: got 1, the only GPU of "
+            "this machine; device_type=cpu uses logical CPU devices"
         )
-    return min(found, MOST)
+    return min(found, MOST_REPLICAS)
 
 
-def write_json(path, rows):
-    """Writes the rows of the table as the JSON file `path`: whole, or not at all."""
-    from tfmirror.rundir import checkpoints
-
-    path = errors.check_new_file("json_file", path)
-    checkpoints.write_file(path, (json.dumps(rows, indent=2) + "\n").encode())
-
-
-def check_outcomes(outcomes):
-    """Raises ClaimFailedError if a claim does not hold."""
+def check_outcomes(outcomes: "Outcomes") -> None:
+    """Raises ClaimFailedError, which names the failed claims, if there are any."""
     failed = [
         f"{claim} on {n} replicas {outcome.text}"
-        for n, of_n in outcomes.items()
-        for claim, outcome in of_n.items()
+        for n, by_claim in outcomes.items()
+        for claim, outcome in by_claim.items()
         if not outcome.is_met
     ]
     if failed:
         raise errors.ClaimFailedError("; ".join(failed))
 
 
-def print_table(outcomes, claims):
-    """Prints a row for each claim, and a column for each number of replicas."""
+def print_table(outcomes: "Outcomes", claims: Mapping[str, float]) -> None:
+    """Prints a row for each claim, with a column for each number of replicas.
+
+    Args:
+      outcomes: what was found.
+      claims: {claim: tolerance}.
+    """
     from rich import box, console, table
 
     columns = [f"N = {n}" for n in outcomes]
@@ -82,25 +133,33 @@ def print_table(outcomes, claims):
         grid.add_row(claim, promise(tolerance), *marked)
     output = console.Console()
     if not output.is_terminal:
-        output = console.Console(width=120)
+        output = console.Console(width=140)
     with output.capture() as rendered:
         output.print(grid)
     print(rendered.get(), end="")
 
 
-def replica_counts(most):
+def replica_counts(most: int) -> list[int]:
     """Returns the numbers of replicas to compare with one: powers of two and `most`."""
     powers = [n for n in (2, 4, 8) if n < most]
     return [*powers, most]
 
 
-def promise(tolerance):
-    """Returns what is promised of a claim, for the table."""
+def promise(tolerance: float) -> str:
+    """Returns what a claim promises, for the table."""
     return "same bits" if tolerance == 0 else f"within {tolerance:.0e}"
 
 
-def verify(settings, counts, verification):
-    """Returns {N: {claim: Outcome}} against one replica."""
+def verify(
+    settings: VerifyConfig, counts: list[int], verification: types.ModuleType
+) -> "Outcomes":
+    """Returns the outcome of every claim on each number of replicas against one.
+
+    Args:
+      settings: model and type of device.
+      counts: numbers of replicas.
+      verification: tfmirror.diagnostics.verification, which imports TensorFlow.
+    """
     one = verification.observe(1, settings.model, settings.device_type)
     outcomes = {}
     for n in counts:
@@ -112,15 +171,20 @@ def verify(settings, counts, verification):
     return outcomes
 
 
-def table_rows(outcomes, claims):
+def table_rows(
+    outcomes: "Outcomes", claims: Mapping[str, float]
+) -> list[dict[str, typing.Any]]:
     """Returns the table as plain values for JSON."""
     return [
         {
             "claim": claim,
             "tolerance": tolerance,
             "replicas": {
-                str(n): {"is_met": of_n[claim].is_met, "outcome": of_n[claim].text}
-                for n, of_n in outcomes.items()
+                str(n): {
+                    "is_met": by_claim[claim].is_met,
+                    "outcome": by_claim[claim].text,
+                }
+                for n, by_claim in outcomes.items()
             },
         }
         for claim, tolerance in claims.items()
@@ -128,6 +192,4 @@ def table_rows(outcomes, claims):
 
 
 if __name__ == "__main__":
-    command.run(
-        main, command_config.VerifyConfig, __doc__, check=command_config.check_verify
-    )
+    command.run(main, VerifyConfig, __doc__, check=check)

@@ -2,132 +2,180 @@
 
 python -m tfmirror.benchmarking.contender_process '{"contender": "tfmirror", ...}'
 
-Answers each line of its input with one line of JSON.
+Writes a ContenderInfo when it is ready. Then it reads one Request per line of its
+input, and answers each with one line; see `messages`.
 """
 
-import json
 import os
 import resource
-import statistics
 import sys
 import time
+import typing
 
 from tfmirror import config, errors
+from tfmirror.benchmarking import messages
+from tfmirror.benchmarking.messages import ContenderInfo, RequestKind, StepParts
 from tfmirror.benchmarking.workload import Workload
 
-PEAK_UNIT = 1024  # of ru_maxrss on Linux, bytes
-STEPS_A_CHECK = 100  # of the contender drift_check
-REDUCED_MEGABYTES = (1, 8, 32)  # sizes of which the reduction is timed
+BYTES_PER_MAXRSS = 1024  # ru_maxrss is in KiB on Linux
+STEPS_PER_CHECK = 100  # of the contender drift_check
+REDUCED_MEBIBYTES = (1, 8, 32)  # sizes for which the reduction is timed
+LEARNING_RATE = 0.05
 
 
-def main(text):
-    """Takes the steps of the work that is JSON in `text`."""
-    work = Workload(**json.loads(text))
-    # Nothing but answers may go to standard output.
+class TrainingContender(typing.Protocol):
+    """What every contender can do."""
+
+    def train(self, num_steps: int) -> float:
+        """Takes `num_steps` steps, and waits for them; returns the seconds."""
+
+    def info(self, trace_seconds: float) -> ContenderInfo:
+        """Returns what the benchmark is told when the contender is ready.
+
+        Args:
+          trace_seconds: seconds of its first call.
+        """
+
+
+def main(text: str) -> None:
+    """Serves the requests on standard input until it ends.
+
+    Args:
+      text: the Workload as JSON.
+    """
+    workload = Workload.from_json(text)
+    # Only answers may go to standard output; everything else goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    if work.num_cores:  # before TensorFlow counts them
-        cores = sorted(os.sched_getaffinity(0))[: work.num_cores]
+    if workload.num_cores:  # before TensorFlow counts them
+        cores = sorted(os.sched_getaffinity(0))[: workload.num_cores]
         os.sched_setaffinity(0, cores)
     try:
-        contender = CONTENDERS[work.contender](work)
+        contender = make_contender(workload)
         start = time.perf_counter()
-        contender.run(0)
+        contender.train(0)
     except errors.InputError as error:
         sys.exit(str(error))
     trace_seconds = time.perf_counter() - start
-    print(json.dumps({"trace_seconds": trace_seconds} | contender.about), file=answers)
+    print(messages.to_json(contender.info(trace_seconds)), file=answers)
     for line in sys.stdin:
-        print(json.dumps(answer(contender, work, json.loads(line))), file=answers)
+        request = messages.Request.from_json(line)
+        print(messages.to_json(answer(contender, request)), file=answers)
 
 
-def answer(contender, work, question):
-    """Returns the answer to a question: seconds, to a number of steps."""
-    if question == "memory":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT
-    if question == "roof":
-        from tfmirror.benchmarking import roofline
+def answer(contender: TrainingContender, request: messages.Request) -> messages.Answer:
+    """Returns the answer to a request; see `messages`.
 
-        return roofline.matrix_product_rate(
-            contender.setup.devices.names, work.precision
-        )
-    if question == "parts":
-        return contender.parts()
-    return contender.run(question)
+    Raises:
+      ValueError: the contender has no answer to it.
+    """
+    if request.kind == RequestKind.TRAIN:
+        return contender.train(request.num_steps)
+    if request.kind == RequestKind.PEAK_BYTES:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_maxrss * BYTES_PER_MAXRSS
+    if not isinstance(contender, Tfmirror):
+        raise ValueError(f"{request.kind} is answered by tfmirror only")
+    if request.kind == RequestKind.PEAK_FLOPS:
+        return contender.peak_flops()
+    return contender.step_parts()
 
 
 class Tfmirror:
-    """Our own steps."""
+    """The training steps of this package."""
 
-    def __init__(self, work):
-        from tfmirror.benchmarking import flops
-        from tfmirror.parallel import step
-        from tfmirror.rundir import environment
+    def __init__(self, workload: Workload) -> None:
+        """Builds everything that training needs.
+
+        Raises:
+          InputError: the devices or the data of the workload can't be had, or there
+            are fewer examples than one global batch has.
+        """
         from tfmirror.training import setup
 
-        setup.choose_threads(train_config(work))
-        chosen, settings = setup.choose(train_config(work))
-        self.step, self.setup = step, setup.prepare(settings, chosen)
+        self.workload = workload
+        chosen, settings = setup.choose(train_config(workload))
+        self.setup = setup.prepare(settings, chosen)
         self.segment = self.setup.train_segments[0]
-        if self.segment.global_batch_size != work.global_batch_size:
+        if self.segment.global_batch_size != workload.global_batch_size:
             raise errors.InputError(
                 "global_batch_size must be at most the "
                 f"{len(self.setup.dataset.train)} training examples: got "
-                f"{work.global_batch_size}"
+                f"{workload.global_batch_size}"
             )
-        self.about = {
-            "operations": flops.training_operations(self.setup.model),
-            "num_weights": sum(
+
+    def info(self, trace_seconds: float) -> ContenderInfo:
+        """Returns what the benchmark is told when the contender is ready."""
+        from tfmirror.benchmarking import flops
+        from tfmirror.rundir import environment
+
+        return ContenderInfo(
+            trace_seconds=trace_seconds,
+            flops_per_example=flops.training_flops(self.setup.model),
+            num_weights=sum(
                 int(v.value.shape.num_elements())
                 for v in self.setup.model.trainable_variables
             ),
-            "environment": environment.describe(chosen),
-        }
+            environment=environment.describe(self.setup.devices),
+        )
 
-    def run(self, num_steps):
-        """Takes so many steps, and waits for them; returns the seconds."""
+    def train(self, num_steps: int) -> float:
+        """Takes `num_steps` steps, and waits for them; returns the seconds."""
+        from tfmirror.parallel.step_loop import zero_totals
+
         start = time.perf_counter()
-        taken = int(self.segment.run(num_steps, self.step.zero_totals()).num_steps)
+        taken = int(self.segment.run(num_steps, zero_totals()).num_steps)
         seconds = time.perf_counter() - start
         if taken != num_steps:
-            sys.exit(f"a step was not finite after {taken} of {num_steps}")
+            sys.exit(f"a value was not finite after {taken} of {num_steps} steps")
         return seconds
 
-    def parts(self):
-        """Returns seconds a step of input, compute and reduction, each alone."""
+    def peak_flops(self) -> float:
+        """Returns the matrix-multiply peak of the same devices, in FLOP/s."""
+        from tfmirror.benchmarking import roofline
+
+        return roofline.matrix_multiply_flops(
+            self.setup.devices.names, self.workload.precision
+        )
+
+    def step_parts(self) -> StepParts:
+        """Returns the seconds per step of input, compute and reduction, each alone."""
         from tfmirror.benchmarking import step_timing
-        from tfmirror.parallel import devices
+        from tfmirror.parallel import runtime
 
         prepared, plan = self.setup, self.setup.train_plans[0]
         shapes = [v.shape for v in prepared.model.trainable_variables]
-        max_concurrent = devices.max_concurrent_microbatches(prepared.devices)
-        made = {
-            "input": step_timing.make_input(prepared.strategy, self.segment.iterator),
-            "compute": step_timing.make_compute(
-                prepared.strategy,
-                prepared.model,
-                prepared.optimizer,
-                plan,
-                max_concurrent,
-            ),
-            "reduction": step_timing.make_reduction(prepared.strategy, shapes, plan),
-        }
-        seconds = {name: per_step(steps) for name, steps in made.items()}
-        sizes = {}
-        for megabytes in REDUCED_MEGABYTES:
-            shape = (megabytes * 2**20 // 4,)
-            steps = step_timing.make_reduction(prepared.strategy, [shape], plan)
-            sizes[megabytes * 2**20] = per_step(steps)
-        return seconds | {"reduction_of_bytes": sizes}
+        input_steps = step_timing.make_input(prepared.strategy, self.segment.iterator)
+        compute_steps = step_timing.make_compute(
+            prepared.strategy,
+            prepared.model,
+            prepared.optimizer,
+            plan=plan,
+            max_concurrent=runtime.max_concurrent_microbatches(prepared.devices),
+        )
+
+        def reduction_seconds(shapes: list) -> float:
+            steps = step_timing.make_reduction(prepared.strategy, shapes, plan)
+            return step_timing.seconds_per_step(steps)
+
+        sizes = [mebibytes * 2**20 for mebibytes in REDUCED_MEBIBYTES]
+        return StepParts(
+            input_seconds=step_timing.seconds_per_step(input_steps),
+            compute_seconds=step_timing.seconds_per_step(compute_steps),
+            reduction_seconds=reduction_seconds(shapes),
+            reduction_seconds_of_bytes={
+                num_bytes: reduction_seconds([(num_bytes // 4,)]) for num_bytes in sizes
+            },
+        )
 
 
 class OneBatch(Tfmirror):
-    """Our own steps on one batch again and again."""
+    """The same training steps, all on one batch, so that the input costs nothing."""
 
-    def __init__(self, work):
+    def __init__(self, workload: Workload) -> None:
         from tfmirror.parallel import segments
 
-        super().__init__(work)
+        super().__init__(workload)
         self.segment = segments.on_one_batch(
             self.segment,
             self.setup.strategy,
@@ -137,144 +185,64 @@ class OneBatch(Tfmirror):
 
 
 class DriftCheck(Tfmirror):
-    """Our own steps, with the replicas compared every STEPS_A_CHECK of them."""
+    """The same training steps, comparing the replicas every STEPS_PER_CHECK steps."""
 
-    def __init__(self, work):
+    def __init__(self, workload: Workload) -> None:
         from tfmirror.diagnostics import drift
 
-        super().__init__(work)
+        super().__init__(workload)
         self.find_drifts = drift.make_check(self.setup.strategy, self.setup.variables)
         self.steps_taken = 0
-        self.find_drifts()  # traced
+        self.find_drifts()  # traces it
 
-    def run(self, num_steps):
-        """Takes so many steps, and waits for them; returns the seconds."""
+    def train(self, num_steps: int) -> float:
+        """Takes `num_steps` steps with their checks; returns the seconds."""
         start = time.perf_counter()
         while num_steps:
-            due = STEPS_A_CHECK - self.steps_taken % STEPS_A_CHECK
-            taken = min(due, num_steps)
-            super().run(taken)
+            until_check = STEPS_PER_CHECK - self.steps_taken % STEPS_PER_CHECK
+            taken = min(until_check, num_steps)
+            super().train(taken)
             self.steps_taken += taken
             num_steps -= taken
-            if taken == due and self.find_drifts():
+            if taken == until_check and self.find_drifts():
                 sys.exit("the replicas differ")
         return time.perf_counter() - start
 
 
-class KerasFit:
-    """`model.fit` on the same work; under a strategy if there are several replicas."""
-
-    about = {}
-
-    def __init__(self, work):
-        import keras
-        import tensorflow as tf
-
-        from tfmirror import models
-        from tfmirror.data import datasets, pipeline
-        from tfmirror.models import layer_override
-        from tfmirror.parallel import devices
-
-        devices.set_threads(work.intra_op_threads, work.inter_op_threads)
-        chosen = devices.choose(work.num_replicas, work.device_type, keeps_memory=False)
-        strategy = devices.make_usual_strategy(chosen)
-        dataset = datasets.load(work.dataset, work.data_dir)
-        examples = dataset.train
-        images = tf.constant(examples.images)
-        labels = tf.constant(examples.labels)
-        with strategy.scope():
-            self.model = models.build(
-                work.model,
-                examples.images.shape[1:],
-                dataset.num_classes,
-                work.precision,
-            )
-            for layer in self.model.layers:
-                layer_override.restore(layer)
-            self.model.compile(
-                keras.optimizers.SGD(0.05),
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                metrics=["accuracy"],
-            )
-
-        def gather(indices):
-            images_of_batch = tf.cast(tf.gather(images, indices), tf.float32) / 255
-            return images_of_batch, tf.gather(labels, indices)
-
-        self.batches = (
-            tf.data.Dataset.range(len(examples))
-            .shuffle(len(examples))
-            .repeat()
-            .batch(work.global_batch_size, drop_remainder=True)
-            .map(gather)
-            .prefetch(4)
-            .with_options(pipeline.untuned_options())  # as ours is
-        )
-
-    def run(self, num_steps):
-        """Takes so many steps in one call of fit, and one before; returns the seconds.
-
-        The first step stands for what fit does once: it makes an iterator and fills it.
-        """
-        clock = _clock()
-        self.model.fit(
-            self.batches, steps_per_epoch=1 + num_steps, verbose=0, callbacks=[clock]
-        )
-        return clock.seconds
-
-
-def _clock():
-    """Returns a Keras callback that counts the seconds after the first step of fit."""
-    import keras
-
-    class Clock(keras.callbacks.Callback):
-        seconds = 0.0
-
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 0:
-                self._start = time.perf_counter()
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.seconds = time.perf_counter() - self._start
-
-    return Clock()
-
-
-CONTENDERS = {
+OWN_CONTENDERS: dict[str, type[Tfmirror]] = {
     "tfmirror": Tfmirror,
     "one_batch": OneBatch,
     "drift_check": DriftCheck,
-    "keras_fit": KerasFit,
 }
 
 
-def train_config(work):
-    """Returns the config.TrainConfig of a Workload."""
+def make_contender(workload: Workload) -> TrainingContender:
+    """Returns the contender of a workload, ready to trace its steps.
+
+    Raises:
+      InputError: the workload can't be run here.
+    """
+    if workload.contender == "keras_fit":
+        from tfmirror.benchmarking import keras_fit  # starts TensorFlow
+
+        return keras_fit.KerasFit(workload)
+    return OWN_CONTENDERS[workload.contender](workload)
+
+
+def train_config(workload: Workload) -> config.TrainConfig:
+    """Returns the settings of a training run that takes the workload's steps."""
     return config.TrainConfig(
-        model=work.model,
-        dataset=work.dataset,
-        data_dir=work.data_dir,
-        gpus=work.num_replicas,
-        global_batch_size=work.global_batch_size,
-        microbatches=work.microbatches,
-        precision=work.precision,
-        intra_op_threads=work.intra_op_threads,
-        inter_op_threads=work.inter_op_threads,
-        device_type=work.device_type,
-        learning_rate=0.05,
-    )
-
-
-def per_step(steps, seconds=0.5):
-    """Returns the seconds a step of compiled `steps`, the median of three turns."""
-    from tfmirror.benchmarking import step_timing
-
-    step_timing.timed(steps, 1)
-    once = step_timing.timed(steps, 2) / 2
-    num_steps = max(2, int(seconds / max(once, 1e-6)))
-    return (
-        statistics.median(step_timing.timed(steps, num_steps) for _ in range(3))
-        / num_steps
+        model=workload.model,
+        dataset=workload.dataset,
+        data_dir=workload.data_dir,
+        gpus=workload.num_replicas,
+        global_batch_size=workload.global_batch_size,
+        microbatches=workload.microbatches,
+        precision=workload.precision,
+        intra_op_threads=workload.intra_op_threads,
+        inter_op_threads=workload.inter_op_threads,
+        device_type=workload.device_type,
+        learning_rate=LEARNING_RATE,
     )
 
 

@@ -1,6 +1,6 @@
-"""How many floating-point operations a model takes.
+"""Counts the floating-point operations of a model.
 
-training_operations(model)                         # for one example
+training_flops(model)                              # of one training step, per example
 """
 
 import math
@@ -10,32 +10,38 @@ import keras
 from tfmirror.models import unused_pixels
 
 
-def training_operations(model):
-    """Returns the operations of one training step for one example.
+def training_flops(model: keras.Model) -> int:
+    """Returns the floating-point operations of one training step per example.
 
-    Those of convolutions and dense layers on which logits depend, an addition and a
-    multiplication counted as two; all others are few beside them. The backward pass
-    takes as many for the kernel's gradient, and as many again for the inputs', which
-    the first layer's inputs, the images, don't need.
+    Only convolutions and dense layers are counted, since all other layers need few, and
+    of them only the outputs on which logits depend. A multiplication and an addition
+    count as two. The backward pass takes as many operations for the gradient of the
+    kernel, and as many again for the gradient of the inputs. The first layer does not
+    need the latter, since its inputs are the images.
+
+    Args:
+      model: a built model with at least one convolution or dense layer.
     """
-    used = {use.layer.name: use.outputs for use in unused_pixels.leading_uses(model)}
-    counts = [forward_operations(x, used.get(x.name)) for x in model.layers]
+    used = {use.layer.name: use.outputs for use in unused_pixels.needed_regions(model)}
+    counts = [forward_flops(x, used.get(x.name)) for x in model.layers]
     forward = [count for count in counts if count]
     return 3 * sum(forward) - forward[0]
 
 
-def forward_operations(layer, sides=None):
-    """Returns the operations of a layer's outputs for one example; 0 for most.
+def forward_flops(layer: keras.Layer, size: tuple[int, int] | None = None) -> int:
+    """Returns the floating-point operations of a layer's outputs for one example.
 
     Args:
-      sides: (height, width) of those that are needed; None: all.
+      layer: any layer of a built model; 0 is returned unless it is a convolution or a
+        dense layer.
+      size: (height, width) of the outputs that are computed, pixels; None: all.
     """
     if isinstance(layer, keras.layers.Conv2D):
-        height, width = sides or layer.output.shape[1:3]
-        channels = layer.output.shape[3]
+        height, width = size or layer.output.shape[1:3]
+        out_channels = layer.output.shape[3]
         kernel_height, kernel_width, in_channels = layer.kernel.shape[:3]
-        inputs = kernel_height * kernel_width * in_channels
-        return 2 * height * width * channels * inputs
+        window = kernel_height * kernel_width * in_channels
+        return 2 * height * width * out_channels * window
     if isinstance(layer, keras.layers.Dense):
         return 2 * math.prod(layer.kernel.shape)
     return 0

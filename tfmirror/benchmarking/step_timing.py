@@ -1,81 +1,137 @@
-"""The parts of a training step on their own, to see where its time goes.
+"""Times the parts of a training step, each on its own, to see where the time goes.
 
-    compute = make_compute(strategy, model, optimizer, plan, max_concurrent=1)
-    seconds = timed(compute, 100)                  # of 100 steps' forward and backward
+    compute = make_compute(strategy, model, optimizer, plan=plan, max_concurrent=1)
+    run_seconds(compute, 100)          # of 100 forward and backward passes
+    seconds_per_step(compute)          # median, after a warm-up
 
-Each is compiled as the step is: a loop in a graph that depends on what it computes.
+Like the training step, each part is compiled as a loop in a graph. The loop's result
+depends on everything that is computed, so that nothing is optimized away.
 """
 
 import functools
+import statistics
 import time
+from collections.abc import Callable, Iterator, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.diagnostics import inspection
-from tfmirror.parallel import gradients, reduction, step, subtrees
+from tfmirror.parallel import (
+    all_reduce,
+    gradients,
+    microbatches,
+    optimizers,
+    reduction,
+    replicas,
+)
+
+# A compiled loop: number of steps, scalar int64 -> scalar float32 without a meaning.
+Steps = Callable[[tf.Tensor], tf.Tensor]
 
 
-def timed(steps, num_steps):
-    """Returns the seconds that compiled `steps` take for so many, waiting for them."""
+def run_seconds(steps: Steps, num_steps: int) -> float:
+    """Returns the seconds of `num_steps` steps, until their result has arrived."""
     start = time.perf_counter()
     float(steps(tf.constant(num_steps, tf.int64)))
     return time.perf_counter() - start
 
 
-def make_input(strategy, iterator):
-    """Returns compiled steps that take one global batch after another."""
+def seconds_per_step(steps: Steps, seconds: float = 0.5) -> float:
+    """Returns the median seconds per step of three runs, after a warm-up.
 
-    def take():
+    Args:
+      steps: as made here.
+      seconds: about how long each of the three runs takes; at least two steps.
+    """
+    run_seconds(steps, 1)
+    estimate = run_seconds(steps, 2) / 2
+    num_steps = max(2, int(seconds / max(estimate, 1e-6)))
+    times = [run_seconds(steps, num_steps) for _ in range(3)]
+    return statistics.median(times) / num_steps
+
+
+def make_input(strategy: tf.distribute.Strategy, iterator: Iterator) -> Steps:
+    """Returns compiled steps that each take one global batch from the input pipeline.
+
+    Args:
+      strategy: of the replicas.
+      iterator: a distributed iterator of (images, labels); it is moved on.
+    """
+
+    def take() -> tuple[tf.Tensor, tf.Tensor]:
         images, labels = next(iterator)
         return images, labels
 
     return _make_steps(take, strategy)
 
 
-def make_compute(strategy, model, optimizer, plan, max_concurrent):
-    """Returns compiled steps of what replicas compute: neither added nor applied.
+def make_compute(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    optimizer: optimizers.MirroredOptimizer,
+    *,
+    plan: microbatches.BatchPlan,
+    max_concurrent: int,
+) -> Steps:
+    """Returns compiled steps of the forward and backward pass on all replicas.
 
-    Each replica takes its microbatches of one global batch, forward and backward.
+    Every step takes the same random global batch. Gradients are neither added over the
+    replicas nor applied.
 
     Args:
-      max_concurrent: of subtrees.compile_sums.
+      strategy: of the replicas.
+      model: made under `strategy`.
+      optimizer: scales the loss.
+      plan: how the global batch is divided.
+      max_concurrent: how many of its microbatches a replica may compute at a time.
     """
-    microbatch = functools.partial(gradients.microbatch_gradients, model)
-    sums = subtrees.compile_sums(
-        microbatch, model, *subtrees.TRAINING_SPECS, max_concurrent=max_concurrent
+    compute_sums = reduction.compile_sums(
+        functools.partial(gradients.microbatch_gradients, model),
+        model,
+        with_loss_scale=True,
+        max_concurrent=max_concurrent,
     )
-    shape = (plan.global_batch_size, *model.input_shape[1:])
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, shape).astype(np.uint8)
-    labels = rng.integers(0, model.output_shape[-1], len(images)).astype(np.int32)
     parts = [
-        inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
-        for array in (images, labels)
+        replicas.split(strategy, array, plan.per_replica_batch_sizes)
+        for array in _random_batch(model, plan.global_batch_size)
     ]
 
     def replica(images, labels):
-        weights = gradients.local_values(model.trainable_variables)
-        state = gradients.local_values(model.non_trainable_variables)
+        weights, state = replicas.weights_and_state(model)
         scale = optimizer.loss_scale()
-        found = step.sums_of_blocks(
-            plan,
-            images,
-            labels,
-            lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k, scale),
-        )
-        return tf.nest.flatten(found)
+
+        def compute(sizes, images, labels, k):
+            return compute_sums(sizes, weights, state, images, labels, k, scale)
+
+        return tf.nest.flatten(reduction.sum_subtrees(plan, compute, images, labels))
 
     return _make_steps(lambda: strategy.run(replica, args=parts), strategy)
 
 
-def make_reduction(strategy, shapes, plan=None):
-    """Returns compiled steps that add tensors of these shapes over the replicas.
+def _random_batch(
+    model: keras.Model, global_batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns images [B, H, W, C] uint8 and labels [B] int32 that fit `model`."""
+    rng = np.random.default_rng(0)
+    shape = (global_batch_size, *model.input_shape[1:])
+    images = rng.integers(0, 256, shape).astype(np.uint8)
+    labels = rng.integers(0, model.output_shape[-1], len(images)).astype(np.int32)
+    return images, labels
+
+
+def make_reduction(
+    strategy: tf.distribute.Strategy,
+    shapes: Sequence[Sequence[int]],
+    plan: microbatches.BatchPlan | None = None,
+) -> Steps:
+    """Returns compiled steps that add float32 tensors over the replicas.
 
     Args:
-      shapes: of float32 tensors, such as those of a model's weights.
-      plan: microbatches.BatchPlan whose tree is to be finished; None: as the strategy
-        adds.
+      strategy: of the replicas.
+      shapes: of the tensors, such as those of a model's weights.
+      plan: if its microbatches are added in a fixed tree, the top of that tree is
+        computed; else, or if None, the strategy's own all-reduce.
     """
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
@@ -88,32 +144,39 @@ def make_reduction(strategy, shapes, plan=None):
 
     def replica(tensors):
         if plan is None or not plan.in_fixed_tree:
-            return reduction.all_reduce(tensors)
-        blocks = step.subtrees_of_replicas(plan)[step.replica_id()]
-        return step.total_sums(plan, [tensors for _ in blocks], tensors)
+            return all_reduce.all_reduce(tensors)
+        subtrees = reduction.subtrees_of_replicas(plan)[replicas.replica_id()]
+        return reduction.total(plan, [tensors for _ in subtrees], tensors)
 
     return _make_steps(lambda: strategy.run(replica, args=(parts,)), strategy)
 
 
-def _make_steps(take, strategy):
-    """Returns the compiled loop around `take`, which gives (distributed) tensors."""
+def _make_steps(
+    take_step: Callable[[], object], strategy: tf.distribute.Strategy
+) -> Steps:
+    """Returns a compiled loop of `take_step`.
+
+    Args:
+      take_step: takes one step, and returns a nest of distributed tensors.
+      strategy: of the replicas.
+    """
 
     @tf.autograph.experimental.do_not_convert
-    def touched():
+    def use_all_values() -> tf.Tensor:
         values = [
             of_replica
-            for value in tf.nest.flatten(take())
+            for value in tf.nest.flatten(take_step())
             for of_replica in strategy.experimental_local_results(value)
         ]
-        # A number of each, or nothing would be computed.
+        # One number of each tensor, so that all of them have to be computed.
         first = [tf.reshape(value, [-1])[:1] for value in values]
         return tf.add_n([tf.reduce_sum(tf.cast(v, tf.float32)) for v in first])
 
     @tf.function
-    def steps(num_steps):
+    def steps(num_steps: tf.Tensor) -> tf.Tensor:
         total = tf.zeros([])
         for _ in tf.range(num_steps):
-            total += touched()
+            total += use_all_values()
         return total
 
     return steps

@@ -2,8 +2,9 @@
 
 TORCH_PYTHON tfmirror/benchmarking/torch_ddp.py '{"contender": "torch_ddp", ...}'
 
-Runs in an environment that has PyTorch and NumPy, and of tfmirror needs only what reads
-data. The same models, data, batches and optimizer; channels last; processor only.
+Trains the same models with the same data, batch sizes and optimizer, on CPUs only and
+with channels last. It runs in an environment with PyTorch and NumPy but without
+TensorFlow, so of this package it imports only modules that need neither.
 """
 
 import datetime
@@ -12,21 +13,26 @@ import os
 import socket
 import sys
 import time
+import typing
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tfmirror.benchmarking import messages
+from tfmirror.benchmarking.workload import Workload
 from tfmirror.data import datasets
 
-LONGEST_WAIT = datetime.timedelta(days=1)  # of a process, for its turn
-STAGES = (64, 128, 256, 512)
+LEARNING_RATE = 0.05
+LONGEST_WAIT = datetime.timedelta(days=1)  # of a process for its next request
+STAGES = (64, 128, 256, 512)  # channels of ResNet-18
+END = -1  # broadcast in place of a number of steps: there are no more requests
 
 
 class Residual(nn.Module):
     """A residual block of the chapter's ResNet-18."""
 
-    def __init__(self, channels, out_channels, stride):
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1)
         self.norm1 = nn.BatchNorm2d(out_channels)
@@ -36,28 +42,26 @@ class Residual(nn.Module):
         if stride != 1:
             self.shortcut = nn.Conv2d(channels, out_channels, 1, stride)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))."""
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         return F.relu(y + self.shortcut(x))
 
 
-def build_resnet18(channels, num_classes):
-    """Returns the chapter's ResNet-18."""
-    layers, width = (
-        [nn.Conv2d(channels, 64, 3, 1, 1), nn.BatchNorm2d(64), nn.ReLU()],
-        64,
-    )
+def build_resnet18(channels: int, num_classes: int) -> nn.Module:
+    """Returns the chapter's ResNet-18: [b, C, H, W] to logits [b, K]."""
+    width = STAGES[0]
+    layers = [nn.Conv2d(channels, width, 3, 1, 1), nn.BatchNorm2d(width), nn.ReLU()]
     for stage, out in enumerate(STAGES):
         for block in range(2):
             layers.append(Residual(width, out, 2 if block == 0 and stage > 0 else 1))
             width = out
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, num_classes)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes)]
     return nn.Sequential(*layers, *head)
 
 
-def build_cnn(channels, num_classes):
-    """Returns the first chapter's network."""
+def build_cnn(channels: int, num_classes: int) -> nn.Module:
+    """Returns the first chapter's network: [b, C, H, W] to logits [b, K]."""
     return nn.Sequential(
         nn.Conv2d(channels, 20, 3),
         nn.ReLU(),
@@ -75,43 +79,47 @@ def build_cnn(channels, num_classes):
 BUILDERS = {"cnn": build_cnn, "resnet18": build_resnet18}
 
 
-class Steps:
-    """Training steps of one of the processes."""
+class Trainer:
+    """The training of one of the processes, each of which is a replica."""
 
-    def __init__(self, work, rank):
-        dataset = datasets.load(work["dataset"], work["data_dir"])
+    def __init__(self, workload: Workload, rank: int) -> None:
+        """Loads the data and builds the model.
+
+        Args:
+          workload: what is trained.
+          rank: number of this process, from 0.
+        """
+        dataset = datasets.load(workload.dataset, workload.data_dir)
         examples = dataset.train
         self.images = torch.from_numpy(examples.images).permute(0, 3, 1, 2)
         self.labels = torch.from_numpy(examples.labels).long()
-        self.batch_size, self.num_replicas = (
-            work["global_batch_size"],
-            work["num_replicas"],
-        )
-        self.rank, self.is_bfloat16 = rank, work["precision"] == "bfloat16"
-        model = BUILDERS[work["model"]](self.images.shape[1], dataset.num_classes)
-        model(self.images[:2].float())  # the lazy layer takes its size
+        self.global_batch_size = workload.global_batch_size
+        self.num_replicas, self.rank = workload.num_replicas, rank
+        self.is_bfloat16 = workload.precision == "bfloat16"
+        model = BUILDERS[workload.model](self.images.shape[1], dataset.num_classes)
+        model(self.images[:2].float())  # gives the lazy layer its size
         model = model.to(memory_format=torch.channels_last)
         self.model = model
         if self.num_replicas > 1:
             self.model = nn.parallel.DistributedDataParallel(model)
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         self.epoch = self.position = 0
         self.order = torch.randperm(len(self.labels))
 
-    def run(self, num_steps):
-        """Takes so many steps."""
+    def train(self, num_steps: int) -> None:
+        """Takes `num_steps` steps."""
         for _ in range(num_steps):
-            self.run_one()
+            self.train_step()
 
-    def run_one(self):
-        """Takes one step on this process's share of the next global batch."""
-        if self.position + self.batch_size > len(self.labels):
+    def train_step(self) -> None:
+        """Takes one step on this process's part of the next global batch."""
+        if self.position + self.global_batch_size > len(self.labels):
             self.epoch, self.position = self.epoch + 1, 0
             generator = torch.Generator().manual_seed(self.epoch)
             self.order = torch.randperm(len(self.labels), generator=generator)
-        batch = self.order[self.position : self.position + self.batch_size]
+        batch = self.order[self.position : self.position + self.global_batch_size]
         chosen = torch.tensor_split(batch, self.num_replicas)[self.rank]
-        self.position += self.batch_size
+        self.position += self.global_batch_size
         images = self.images[chosen].float().div_(255)
         images = images.to(memory_format=torch.channels_last)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.is_bfloat16):
@@ -122,59 +130,85 @@ class Steps:
         self.optimizer.step()
 
 
-def serve(rank, work, port, answers):
-    """Answers questions: the first process reads them, and all take the steps."""
-    is_first, num_replicas = rank == 0, work["num_replicas"]
+def start_process(workload: Workload, rank: int, port: int) -> None:
+    """Sets the threads of this process, and connects it with the others."""
+    num_replicas = workload.num_replicas
     own_cores = max(1, len(os.sched_getaffinity(0)) // num_replicas)
-    torch.set_num_threads(work["intra_op_threads"] or own_cores)
+    torch.set_num_threads(workload.intra_op_threads or own_cores)
     if num_replicas > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         torch.distributed.init_process_group(
             "gloo", rank=rank, world_size=num_replicas, timeout=LONGEST_WAIT
         )
+
+
+def lead(workload: Workload, port: int, answers: typing.TextIO) -> None:
+    """Serves the requests on standard input, as the process with rank 0.
+
+    Args:
+      workload: what is trained.
+      port: where the processes meet.
+      answers: gets one line for each request.
+    """
+    start_process(workload, 0, port)
     start = time.perf_counter()
-    steps = Steps(work, rank)
-    steps.run(1)
-    if is_first:
-        output = os.fdopen(answers, "w", encoding="utf-8", buffering=1)
-        ready = {"trace_seconds": time.perf_counter() - start}
-        print(json.dumps(ready | {"version": torch.__version__}), file=output)
-        questions = os.fdopen(0, encoding="utf-8", closefd=False)
-    while True:
-        asked = torch.zeros(1, dtype=torch.int64)
-        if is_first:
-            line = questions.readline()
-            asked[0] = int(line) if line else -1
+    trainer = Trainer(workload, 0)
+    trainer.train(1)
+    info = messages.ContenderInfo(
+        trace_seconds=time.perf_counter() - start,
+        environment={"torch": torch.__version__},
+    )
+    print(messages.to_json(info), file=answers)
+    for line in sys.stdin:
+        num_steps = messages.Request.from_json(line).num_steps
         begin = time.perf_counter()
-        if num_replicas > 1:
-            torch.distributed.broadcast(asked, 0)
-        if asked.item() < 0:
-            return
-        steps.run(asked.item())
-        if is_first:
-            print(json.dumps(time.perf_counter() - begin), file=output)
+        share_num_steps(workload, num_steps)
+        trainer.train(num_steps)
+        print(json.dumps(time.perf_counter() - begin), file=answers)
+    share_num_steps(workload, END)
 
 
-def main(text):
-    """Takes the steps of the work that is JSON in `text`."""
-    work = json.loads(text)
-    answers = os.dup(1)
-    os.set_inheritable(answers, True)
+def follow(workload: Workload, rank: int, port: int) -> None:
+    """Takes the steps that the process with rank 0 asks for, until it ends."""
+    start_process(workload, rank, port)
+    trainer = Trainer(workload, rank)
+    trainer.train(1)
+    while (num_steps := share_num_steps(workload)) != END:
+        trainer.train(num_steps)
+
+
+def share_num_steps(workload: Workload, num_steps: int = 0) -> int:
+    """Sends the number of steps from rank 0 to all others; returns it on each."""
+    value = torch.tensor([num_steps], dtype=torch.int64)
+    if workload.num_replicas > 1:
+        torch.distributed.broadcast(value, 0)
+    return int(value.item())
+
+
+def main(text: str) -> None:
+    """Serves the requests on standard input until it ends.
+
+    Args:
+      text: the Workload as JSON.
+    """
+    workload = Workload.from_json(text)
+    # Only answers may go to standard output; everything else goes to standard error.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    if work["num_cores"]:
-        cores = sorted(os.sched_getaffinity(0))[: work["num_cores"]]
+    if workload.num_cores:
+        cores = sorted(os.sched_getaffinity(0))[: workload.num_cores]
         os.sched_setaffinity(0, cores)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = torch.multiprocessing.get_context("fork")
     others = [
-        context.Process(target=serve, args=(rank, work, port, answers), daemon=True)
-        for rank in range(1, work["num_replicas"])
+        context.Process(target=follow, args=(workload, rank, port), daemon=True)
+        for rank in range(1, workload.num_replicas)
     ]
     for other in others:
         other.start()
-    serve(0, work, port, answers)
+    lead(workload, port, answers)
 
 
 if __name__ == "__main__":

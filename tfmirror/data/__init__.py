@@ -1,1 +1,1 @@
-"""From sources to arrays to parts of global batches. Knows no model and no device."""
+"""Sources of examples, and the pipeline of global batches. Knows no model or device."""

@@ -1,18 +1,22 @@
-"""IDX data that are known by their digest, whatever their files are called.
+"""Recognises IDX data by their checksums, whatever the files are called.
 
     check("fashion_mnist", "train", {path: images})     # InputError if it is MNIST
 
-MNIST and Fashion-MNIST have files of the same names and shapes, and a file that was
-unpacked has no checksum of its own.
+The files of MNIST and Fashion-MNIST have the same names and shapes, and an uncompressed
+IDX file contains no checksum.
 """
 
 import hashlib
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
 
 from tfmirror import errors
 
-# SHA-256 of the values -> dataset, split, what they are. Of the files at
-# https://ossci-datasets.s3.amazonaws.com/mnist and
-# http://fashion-mnist.s3-website.eu-central-1.amazonaws.com, unpacked, without headers.
+# SHA-256 of the values, without the header -> dataset, split, kind. Computed from the
+# files at https://ossci-datasets.s3.amazonaws.com/mnist and
+# http://fashion-mnist.s3-website.eu-central-1.amazonaws.com.
 KNOWN = {
     "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757": (
         "mnist", "train", "images"),
@@ -35,14 +39,16 @@ NUM_EXAMPLES = {"train": 60_000, "eval": 10_000}
 NAMES = {name for name, _, _ in KNOWN.values()}
 
 
-def check(name, split, arrays):
-    """Raises InputError if `arrays` are known to be other data, or are damaged.
+def check(name: str, split: str, arrays: Mapping[pathlib.Path, np.ndarray]) -> None:
+    """Raises InputError if arrays are known to be other data than `name`, or damaged.
+
+    Nothing is checked if `name` isn't in `NAMES`. An array is called damaged if it has
+    as many examples as the original but other values.
 
     Args:
-      name: of the dataset that they are taken for; of one that is not known nothing can
-        be said.
+      name: of the dataset that the arrays should belong to.
       split: "train" or "eval".
-      arrays: {path of the file: its values} of the images and the labels.
+      arrays: {path of the file: its values}: images [E, H, W] and labels [E], uint8.
     """
     if name not in NAMES:
         return
@@ -51,19 +57,24 @@ def check(name, split, arrays):
         found = KNOWN.get(hashlib.sha256(array.tobytes()).hexdigest())
         if found and found != (name, split, kind):
             raise errors.InputError(
-                f"{path}: holds the {describe(*found)}, where the "
-                f"{describe(name, split, kind)} are expected; give the right files, or "
-                f"--dataset={found[0]}"
+                f"{path}: expected the {describe(name, split, kind)}, got the "
+                f"{describe(*found)}; replace the file, or use --dataset={found[0]}"
             )
         if not found and len(array) == NUM_EXAMPLES[split]:
             raise errors.InputError(
-                f"{path}: as many examples as the {describe(name, split, kind)}, but "
-                "other values: the file is damaged or changed; get it again, or give "
-                "changed data another --dataset name"
+                f"{path}: has as many examples as the {describe(name, split, kind)}, "
+                "but other values, so it is damaged or changed; replace it with a good "
+                "copy, or give changed data another --dataset name"
             )
 
 
-def describe(name, split, kind):
-    """Returns what an array holds, for people."""
-    part = {"train": "training", "eval": "test"}[split]
-    return f"{part} {kind} of {name}"
+def describe(name: str, split: str, kind: str) -> str:
+    """Returns a phrase for people: "training images of mnist".
+
+    Args:
+      name: of the dataset.
+      split: "train" or "eval".
+      kind: "images" or "labels".
+    """
+    split_name = {"train": "training", "eval": "test"}[split]
+    return f"{split_name} {kind} of {name}"

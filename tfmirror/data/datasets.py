@@ -1,29 +1,31 @@
-"""Image classification data by name, as validated arrays.
+"""Loads image classification datasets by name, as validated arrays.
 
     dataset = load("mnist", data_dir="~/mnist")
     dataset.train.images                               # [E, H, W, C] uint8
     dataset.train.labels                               # [E] int32 in [0, K)
 
-`digits` is embedded, `synthetic` and `random` are made. Any other name is looked for in
-this order: IDX files in `data_dir`; the folder of Debian's package;
-tensorflow-datasets, prepared in `data_dir` or in its usual folder, else downloaded.
+`digits` is embedded; `synthetic` and `random` are generated. Any other name is searched
+for in this order: IDX files in `data_dir`; IDX files in the folder of Debian's package;
+tensorflow-datasets, prepared in `data_dir` or in its default folder, or downloaded.
 """
 
 import dataclasses
 import hashlib
 import importlib.resources
+import pathlib
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
 from tfmirror import errors
 from tfmirror.data import checksums, idx
 
-# Classes of IDX data by name. Any other IDX data has one class more than its largest
-# training label.
+# Number of classes of IDX data, by name. For other IDX data it is the largest training
+# label plus one.
 NUM_CLASSES_OF_IDX = {"mnist": 10, "fashion_mnist": 10, "kmnist": 10}
 
-DIGITS_SCALE = 3  # 8x8 becomes 24x24, then 28x28 with a border, the size of MNIST
+DIGITS_SCALE = 3  # 8x8 becomes 24x24, and 28x28 with the border, as in MNIST
 DIGITS_BORDER = 2
 DIGITS_MAX_VALUE = 16
 SYNTHETIC_SHAPE = (28, 28, 1)
@@ -31,35 +33,55 @@ SYNTHETIC_NUM_CLASSES = 10
 SYNTHETIC_NUM_EXAMPLES = {"train": 4096, "eval": 1024}
 RANDOM_NUM_EXAMPLES = {"train": 1024, "eval": 256}
 
+# {"train": (images, labels), "eval": (images, labels)}
+Splits = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """Images and the classes that they show, in one order."""
+    """E images and their labels, in the same order."""
 
     images: np.ndarray  # [E, H, W, C] uint8
     labels: np.ndarray  # [E] int32 in [0, K)
 
-    def __len__(self):
+    def __len__(self) -> int:
+        """Returns E, the number of examples."""
         return len(self.labels)
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """A training and an evaluation set of images of one shape and K classes."""
+    """A training and an evaluation set, with images of one shape and K classes."""
 
     name: str
-    source: str  # for people: where it was found
+    source: str  # where the data were found, as text for people
     num_classes: int  # K
     train: Examples
     eval: Examples
 
 
-def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
-    """Returns the ImageDataset `name`, cut to the first so many examples (0: all).
+def load(
+    name: str,
+    data_dir: str = "",
+    *,
+    limit_train_examples: int = 0,
+    limit_eval_examples: int = 0,
+) -> ImageDataset:
+    """Returns the dataset `name`, validated.
+
+    Args:
+      name: "digits", "synthetic", "random", or the name of IDX files or of a
+        tensorflow-datasets dataset, such as "mnist" or "cifar10".
+      data_dir: folder with IDX files or prepared tensorflow-datasets; it may begin
+        with ~. Empty: only the default folders are searched.
+      limit_train_examples: take only the first examples of the training set, up to this
+        number; 0: all.
+      limit_eval_examples: the same for the evaluation set.
 
     Raises:
-      InputError: it isn't found, can't be had, is damaged, isn't image classification,
-        has fewer examples than a limit asks for, or needs no `data_dir`.
+      InputError: the dataset is unknown, can't be found or downloaded, is damaged or
+        isn't image classification; it has fewer examples than a limit; or `data_dir` is
+        given for a dataset that reads no files.
     """
     if not re.fullmatch(r"\w[\w/.-]*", name) or ".." in name:
         raise errors.InputError(
@@ -68,7 +90,7 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
     folder = errors.expand_path("data_dir", data_dir) if data_dir else None
     if folder and not folder.is_dir():
         raise errors.InputError(
-            f"data_dir must be a folder that is there: got {str(folder)!r}"
+            f"data_dir must be an existing folder: got {str(folder)!r}"
         )
     dataset = check(_find(name, folder))
     return dataclasses.replace(
@@ -78,27 +100,36 @@ def load(name, data_dir="", limit_train_examples=0, limit_eval_examples=0):
     )
 
 
-def _find(name, folder):
-    """Returns the dataset `name` from the first place that has it."""
-    own = {"digits": load_digits, "synthetic": make_synthetic, "random": make_random}
-    if name in own:
+def _find(name: str, folder: pathlib.Path | None) -> ImageDataset:
+    """Returns the dataset `name`, unchecked, from the first place that has it."""
+    builtin = {
+        "digits": load_digits,
+        "synthetic": make_synthetic,
+        "random": make_random,
+    }
+    if name in builtin:
         if folder:
             raise errors.InputError(
-                f"data_dir must not be given with dataset {name}, which needs no file: "
-                f"got {str(folder)!r}; say with --dataset what is in it, or drop it"
+                f"data_dir must not be given with dataset {name}, which reads no "
+                f"files: got {str(folder)!r}; name the data in it with --dataset, or "
+                "remove --data_dir"
             )
-        return own[name]()
+        return builtin[name]()
     for place in (folder, idx.DEBIAN_FOLDER / name.replace("_", "-")):
         if place and (files := idx.find_idx_files(place)):
             return load_idx(name, place, files)
-    # Takes seconds to import, so only where it is needed.
+    # This import takes seconds, so it is done only when it is needed.
     from tfmirror.data import tfds_source
 
-    return from_splits(name, *tfds_source.load(name, folder))
+    source, num_classes, splits = tfds_source.load(name, folder)
+    return from_splits(name, splits, source=source, num_classes=num_classes)
 
 
-def sha256(dataset):
-    """Returns the SHA-256 (hex) of all images and labels of an ImageDataset."""
+def sha256(dataset: ImageDataset) -> str:
+    """Returns the SHA-256 of all images and labels, as 64 hexadecimal digits.
+
+    It covers shapes and dtypes, but neither the name nor the source.
+    """
     digest = hashlib.sha256()
     for examples in (dataset.train, dataset.eval):
         for array in (examples.images, examples.labels):
@@ -107,20 +138,31 @@ def sha256(dataset):
     return digest.hexdigest()
 
 
-def from_splits(name, source, num_classes, splits):
-    """Returns an ImageDataset of {"train": (images, labels), "eval": ...} arrays."""
-    examples = {
-        split: Examples(images, labels.astype(np.int32))
-        for split, (images, labels) in splits.items()
-    }
-    return ImageDataset(name, source, num_classes, **examples)
+def from_splits(
+    name: str, splits: Splits, *, source: str, num_classes: int
+) -> ImageDataset:
+    """Returns an ImageDataset of arrays, not yet validated (see `check`).
+
+    Args:
+      name: of the dataset.
+      splits: for "train" and for "eval", images [E, H, W, C] uint8 and labels [E] of
+        any integer dtype in [0, K).
+      source: where the data were found, as text for people.
+      num_classes: K.
+    """
+    train, evaluation = (
+        Examples(images, labels.astype(np.int32))
+        for images, labels in (splits["train"], splits["eval"])
+    )
+    return ImageDataset(name, source, num_classes, train, evaluation)
 
 
-def load_digits():
-    """Returns the embedded 1,797 UCI digits, 28x28, 1,438 for training and 359 not.
+def load_digits() -> ImageDataset:
+    """Returns the 1,797 embedded UCI digits: 1,438 for training, 359 for evaluation.
 
-    Each pixel becomes a 3x3 square inside a border of 2, and 0 to 16 becomes 0 to 255.
-    Origin and licence: digits.md beside this file.
+    Each 8x8 image becomes 28x28: every pixel becomes a square of 3x3, surrounded by a
+    border of 2 zeros. Values in [0, 16] become [0, 255]. digits.md in this folder gives
+    the origin and the licence.
     """
     path = importlib.resources.files("tfmirror.data") / "digits.npz"
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -131,19 +173,24 @@ def load_digits():
     images = np.pad(enlarged.astype(np.uint8), ((0, 0), border, border))[
         ..., np.newaxis
     ]
-    # The file repeats 0 to 9 in order, so a regular choice would leave out classes.
-    # RandomState's stream is frozen by NumPy (NEP 19): the same split for ever.
+    # The file repeats the digits 0 to 9 in order, so taking every fifth example would
+    # leave out classes. NumPy has frozen RandomState's stream (NEP 19), so this split
+    # never changes.
     order = np.random.RandomState(0).permutation(len(labels))
     eval_order, train_order = np.split(order, [len(order) // 5])
     splits = {
         "train": (images[train_order], labels[train_order]),
         "eval": (images[eval_order], labels[eval_order]),
     }
-    return from_splits("digits", "embedded", 10, splits)
+    return from_splits("digits", splits, source="embedded", num_classes=10)
 
 
-def make_synthetic():
-    """Returns images made of noise and of one fixed pattern for each class."""
+def make_synthetic() -> ImageDataset:
+    """Returns 28x28x1 images, each a fixed pattern of its class plus noise.
+
+    There are 10 classes, 4,096 training examples and 1,024 evaluation examples. A model
+    can learn them.
+    """
     rng = np.random.RandomState(0)
     patterns = rng.randint(0, 128, (SYNTHETIC_NUM_CLASSES, *SYNTHETIC_SHAPE))
     splits = {}
@@ -151,11 +198,17 @@ def make_synthetic():
         labels = rng.randint(0, SYNTHETIC_NUM_CLASSES, num_examples)
         noise = rng.randint(0, 128, (num_examples, *SYNTHETIC_SHAPE))
         splits[split] = ((patterns[labels] + noise).astype(np.uint8), labels)
-    return from_splits("synthetic", "made", SYNTHETIC_NUM_CLASSES, splits)
+    return from_splits(
+        "synthetic", splits, source="made", num_classes=SYNTHETIC_NUM_CLASSES
+    )
 
 
-def make_random():
-    """Returns images of nothing: each pixel is uniform in [0, 1), and so are labels."""
+def make_random() -> ImageDataset:
+    """Returns 28x28x1 images of noise, with random labels of 10 classes.
+
+    Pixels are uniform in [0, 254]. There are 1,024 training examples and 256 evaluation
+    examples. Nothing can be learned from them.
+    """
     rng = np.random.RandomState(0)
     splits = {
         split: (
@@ -164,11 +217,27 @@ def make_random():
         )
         for split, num_examples in RANDOM_NUM_EXAMPLES.items()
     }
-    return from_splits("random", "made", SYNTHETIC_NUM_CLASSES, splits)
+    return from_splits(
+        "random", splits, source="made", num_classes=SYNTHETIC_NUM_CLASSES
+    )
 
 
-def load_idx(name, folder, files):
-    """Returns the dataset in the four IDX `files` that `idx.find_idx_files` found."""
+def load_idx(
+    name: str,
+    folder: pathlib.Path,
+    files: Mapping[tuple[str, str], pathlib.Path],
+) -> ImageDataset:
+    """Returns the dataset in four IDX files, with images [E, H, W, 1].
+
+    Args:
+      name: of the dataset; for names in `checksums.NAMES` the content is verified.
+      folder: where the files are, for `ImageDataset.source` and errors.
+      files: {(split, kind): path}, as `idx.find_idx_files` returns it.
+
+    Raises:
+      InputError: a file can't be read or is damaged, numbers of images and labels
+        differ, or the files are known to hold another dataset.
+    """
     splits = {}
     for split in ("train", "eval"):
         paths = files[split, "images"], files[split, "labels"]
@@ -176,43 +245,54 @@ def load_idx(name, folder, files):
         labels = idx.read_idx(paths[1], idx.NUM_DIMENSIONS["labels"])
         if len(images) != len(labels):
             raise errors.InputError(
-                f"{folder}: expected as many labels as images, got {len(labels):,} in "
-                f"{paths[1].name} for {len(images):,} in {paths[0].name}; get both "
-                "again"
+                f"{folder}: expected equally many labels and images, got "
+                f"{len(labels):,} in {paths[1].name} for {len(images):,} in "
+                f"{paths[0].name}; replace both files with good copies"
             )
         checksums.check(name, split, {paths[0]: images, paths[1]: labels})
         splits[split] = images[..., np.newaxis], labels
     num_classes = NUM_CLASSES_OF_IDX.get(name, int(splits["train"][1].max()) + 1)
-    return from_splits(name, f"IDX files in {folder}", num_classes, splits)
+    return from_splits(
+        name, splits, source=f"IDX files in {folder}", num_classes=num_classes
+    )
 
 
-def check(dataset):
-    """Returns `dataset` if its parts fit each other; raises InputError otherwise."""
+def check(dataset: ImageDataset) -> ImageDataset:
+    """Returns `dataset` itself, after checking that it is consistent.
+
+    Raises:
+      InputError: images for training and evaluation differ in shape, or a label is
+        outside [0, K).
+    """
     where = f"{dataset.name} ({dataset.source})"
-    shapes = [part.images.shape[1:] for part in (dataset.train, dataset.eval)]
+    shapes = [examples.images.shape[1:] for examples in (dataset.train, dataset.eval)]
     if shapes[0] != shapes[1]:
         raise errors.InputError(
             f"{where}: expected images of one shape, got {list(shapes[0])} for "
             f"training and {list(shapes[1])} for evaluation"
         )
-    for split in ("train", "eval"):
-        labels = getattr(dataset, split).labels
+    for split, examples in (("train", dataset.train), ("eval", dataset.eval)):
+        labels = examples.labels
         outside = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
         if outside.size:
             position = int(outside[0])
             raise errors.InputError(
                 f"{where}: expected labels in [0, {dataset.num_classes}), got "
-                f"{labels[position]} at example {position} of the {split} set; is this "
-                f"{dataset.name}?"
+                f"{labels[position]} at example {position} of the {split} set; check "
+                f"that the data are those of {dataset.name}"
             )
     return dataset
 
 
-def _first(examples, limit, name):
-    """Returns the first `limit` examples, or all for 0."""
+def _first(examples: Examples, limit: int, name: str) -> Examples:
+    """Returns the first `limit` examples, or all if it is 0.
+
+    Raises:
+      InputError: there are fewer examples than `limit`, the value of flag `name`.
+    """
     if limit > len(examples):
         raise errors.InputError(
-            f"{name} must be at most the {len(examples):,} examples there are (0: "
+            f"{name} must be at most {len(examples):,}, the number of examples (0: "
             f"all): got {limit}"
         )
     stop = limit or len(examples)

@@ -1,25 +1,28 @@
-"""Reads IDX files, the format of MNIST, and trusts nothing in them.
+"""Reads IDX files, the format of MNIST, and checks everything that their header claims.
 
     images = read_idx("train-images-idx3-ubyte.gz", num_dimensions=3)   # uint8
-    files = find_idx_files("folder")                   # None: no IDX file in there
+    files = find_idx_files("folder")         # None: the folder has no IDX file
 
 Format (https://yann.lecun.com/exdb/mnist): two zero bytes, a type code, the number of
-dimensions, each dimension as big-endian uint32, then the values, the last dimension
-fastest.
+dimensions, the size of each dimension as big-endian uint32, then the values in
+row-major order.
 """
 
 import gzip
 import itertools
 import math
+import os
 import pathlib
 import struct
+import typing
 import zlib
 
 import numpy as np
 
 from tfmirror import errors
 
-DEBIAN_FOLDER = pathlib.Path("/usr/share/datasets")  # as dataset-fashion-mnist does
+# Debian's package dataset-fashion-mnist installs into a subfolder of this one.
+DEBIAN_FOLDER = pathlib.Path("/usr/share/datasets")
 
 UNSIGNED_BYTE = 0x08
 TYPE_NAMES = {
@@ -30,11 +33,11 @@ TYPE_NAMES = {
     0x0D: "float32",
     0x0E: "float64",
 }
-# Deflate can't pack more than 1032 bytes into one (zlib's technical details), so a
-# header that claims more is damaged, and is refused before memory is asked for.
+# Deflate packs at most 1032 bytes into one (zlib's technical details). A header that
+# claims more is wrong, and is refused before any memory is allocated for it.
 MAX_DEFLATE_RATIO = 1032
 
-# Stem of each of the four files: (split, kind) -> name up to "-idx3-ubyte".
+# (split, kind) -> the file's name before "-idx3-ubyte" or "-idx1-ubyte".
 STEMS = {
     ("train", "images"): "train-images",
     ("train", "labels"): "train-labels",
@@ -44,83 +47,111 @@ STEMS = {
 NUM_DIMENSIONS = {"images": 3, "labels": 1}
 
 
-def read_idx(path, num_dimensions):
-    """Returns the uint8 array in the IDX file at `path`, gzip if the name ends in .gz.
+def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
+    """Returns the values of an IDX file as a read-only uint8 array.
+
+    Args:
+      path: the file; it is decompressed with gzip if its name ends in ".gz".
+      num_dimensions: how many dimensions the array must have (3 for [E, H, W]).
 
     Raises:
-      InputError: it can't be read, isn't gzip though named so, is damaged, or holds
-        another type, number of dimensions or number of bytes than it should.
+      InputError: the file can't be read, is named .gz but isn't gzip, is damaged, or
+        has another value type, number of dimensions or number of bytes than expected.
     """
     path = pathlib.Path(path)
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
+        with _open(path) as file:
             shape = _read_header(file, path, num_dimensions)
             num_bytes = math.prod(shape)
             _check_is_possible(path, num_bytes)
-            # One byte more than announced: shows what is too long, and makes gzip
-            # read on to the checksum at its end.
+            # One byte more than the header announces: this reveals a file that is too
+            # long, and makes gzip read on to the checksum at its end.
             content = file.read(num_bytes + 1)
     except gzip.BadGzipFile as error:
-        raise damaged(path, f"not a whole gzip file ({error})") from error
+        raise damaged_file(path, f"not a valid gzip file ({error})") from error
     except (EOFError, zlib.error) as error:
-        raise damaged(path, f"damaged or cut short ({error})") from error
+        raise damaged_file(path, f"damaged or cut short ({error})") from error
     except OSError as error:
         raise errors.InputError(f"{path}: can't be read: {error.strerror}") from error
     if len(content) != num_bytes:
         got = "more" if len(content) > num_bytes else f"{len(content):,}"
-        expected = f"{num_bytes:,} bytes of values as its header says"
-        raise damaged(path, f"expected {expected}, got {got}")
+        raise damaged_file(
+            path, f"expected {num_bytes:,} bytes of values as in its header, got {got}"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def damaged(path, what):
-    """Returns the InputError for a file that isn't what it should be."""
-    return errors.InputError(f"{path}: {what}; get the file again")
+def damaged_file(path: str | os.PathLike, problem: str) -> errors.InputError:
+    """Returns the InputError for a file with damaged or unexpected content.
+
+    Args:
+      path: the file.
+      problem: what is wrong, as one line without a full stop.
+    """
+    return errors.InputError(f"{path}: {problem}; replace the file with a good copy")
 
 
-def _read_header(file, path, num_dimensions):
-    """Returns the shape that the header announces, checked against what is expected."""
+def _open(path: pathlib.Path) -> typing.IO[bytes]:
+    """Opens a file for reading, through gzip if its name ends in ".gz"."""
+    if path.suffix == ".gz":
+        return typing.cast(typing.IO[bytes], gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _read_header(
+    file: typing.IO[bytes], path: pathlib.Path, num_dimensions: int
+) -> tuple[int, ...]:
+    """Returns the shape in the header; raises InputError if it isn't as expected."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPE_NAMES:
-        raise damaged(path, f"not an IDX file: it starts with {magic!r}")
+        raise damaged_file(path, f"not an IDX file: it starts with {magic!r}")
     if magic[2] != UNSIGNED_BYTE:
         got = TYPE_NAMES[magic[2]]
-        raise damaged(path, f"expected values of type unsigned byte, got {got}")
+        raise damaged_file(path, f"expected values of type unsigned byte, got {got}")
     if magic[3] != num_dimensions:
-        raise damaged(path, f"expected {num_dimensions} dimensions, got {magic[3]}")
+        raise damaged_file(
+            path, f"expected {num_dimensions} dimensions, got {magic[3]}"
+        )
     sizes = file.read(4 * num_dimensions)
     if len(sizes) < 4 * num_dimensions:
-        raise damaged(path, "cut short in its header")
+        raise damaged_file(path, "cut short in its header")
     shape = struct.unpack(f">{num_dimensions}I", sizes)
     if 0 in shape:
-        raise damaged(path, f"expected at least one example, got shape {list(shape)}")
+        raise damaged_file(
+            path, f"expected at least one example, got shape {list(shape)}"
+        )
     return shape
 
 
-def _check_is_possible(path, num_bytes):
-    """Raises InputError if no file of this size on disk can hold `num_bytes`."""
-    most = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
-    if num_bytes > most:
-        raise damaged(
+def _check_is_possible(path: pathlib.Path, num_bytes: int) -> None:
+    """Raises InputError if a file of this size can't hold `num_bytes` of values."""
+    largest = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+    if num_bytes > largest:
+        raise damaged_file(
             path, f"cut short: its header announces {num_bytes:,} bytes of values"
         )
 
 
-def find_idx_files(folder):
-    """Returns {(split, kind): path} of the four IDX files in `folder`, or None.
+def find_idx_files(
+    folder: str | os.PathLike,
+) -> dict[tuple[str, str], pathlib.Path] | None:
+    """Returns the paths of the four IDX files in `folder`, or None if it has none.
 
     Names end in -idx3-ubyte or .idx3-ubyte (idx1 for labels), with or without .gz.
 
+    Returns:
+      {(split, kind): path} with the keys of `STEMS`: split is "train" or "eval", kind
+      is "images" or "labels".
+
     Raises:
-      InputError: some of the four are there and others aren't.
+      InputError: the folder has some of the four files but not all.
     """
     found = {}
     for key, stem in STEMS.items():
         ending = f"idx{NUM_DIMENSIONS[key[1]]}-ubyte"
         names = [
-            f"{stem}{joint}{ending}{packed}"
-            for joint, packed in itertools.product("-.", ("", ".gz"))
+            f"{stem}{joint}{ending}{compression}"
+            for joint, compression in itertools.product("-.", ("", ".gz"))
         ]
         paths = [
             path for name in names if (path := pathlib.Path(folder, name)).is_file()
@@ -134,7 +165,7 @@ def find_idx_files(folder):
     if len(found) < len(STEMS):
         present = ", ".join(sorted(path.name for path in found.values()))
         raise errors.InputError(
-            f"{folder}: {missing} is missing (there: {present}); all four IDX files "
-            "are needed"
+            f"{folder}: expected all four IDX files, but {missing} is missing (found "
+            f"{present}); add it"
         )
     return found

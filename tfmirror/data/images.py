@@ -1,12 +1,16 @@
-"""Images from files, as a model takes them: image files, and IDX files of many.
+"""Reads images for prediction from image files and from IDX files.
 
     examples = read("shoe.png", shape=(28, 28, 1))              # [1, 28, 28, 1] uint8
     examples = read("t10k-images-idx3-ubyte.gz", (28, 28, 1))   # [10000, 28, 28, 1]
 
-Nothing is resized and no colour converted: what a model sees is what the file holds.
+Images are neither resized nor converted to another colour mode: the model gets exactly
+the values in the file.
 """
 
+import os
+import pathlib
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import PIL.Image
@@ -14,32 +18,35 @@ import PIL.Image
 from tfmirror import errors
 from tfmirror.data import idx
 
-MODES = {1: "L", 3: "RGB"}  # Pillow's name of 8-bit images, by channels
+MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode of 8-bit images
 
 
-def read(path, shape):
-    """Returns the images in the file `path`, [E, H, W, C] uint8.
+def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
+    """Returns the images in a file, [E, H, W, C] uint8.
 
     Args:
-      shape: (H, W, C) that they must have.
+      path: an IDX file, or an image file in any format that Pillow reads; it may begin
+        with ~. A name that ends in ".gz" is read as an IDX file.
+      shape: (H, W, C) that the images must have.
 
     Raises:
-      InputError: the file can't be read, is damaged, or holds other images.
+      InputError: the file can't be read, is damaged, or holds images of another shape
+        or type.
     """
-    path = errors.expand_path("the image", path)
-    if not path.is_file():
-        raise errors.InputError(f"{path} is not a file; give image or IDX files")
-    if path.suffix == ".gz" or _starts_like_idx(path):
-        images = _read_idx(path, shape)
+    file = errors.expand_path("the image", os.fspath(path))
+    if not file.is_file():
+        raise errors.InputError(f"{file} is not a file; give image or IDX files")
+    if file.suffix == ".gz" or _starts_like_idx(file):
+        images = _read_idx(file, shape)
     else:
-        images = _read_image(path, shape)
+        images = _read_image(file, shape)
     if images.shape[1:] != tuple(shape):
-        raise _other_shape(path, images.shape[1:], shape)
+        raise _other_shape(file, images.shape[1:], shape)
     return images
 
 
-def _starts_like_idx(path):
-    """Returns whether the file begins as IDX files do, and image files don't."""
+def _starts_like_idx(path: pathlib.Path) -> bool:
+    """Returns whether the file begins like an IDX file, which no image format does."""
     try:
         with open(path, "rb") as file:
             start = file.read(4)
@@ -48,18 +55,21 @@ def _starts_like_idx(path):
     return start[:2] == b"\0\0" and start[2:] in (b"\x08\x03", b"\x08\x04")
 
 
-def _read_idx(path, shape):
-    """Returns the images in an IDX file: [E, H, W], or [E, H, W, C] if C is not 1."""
+def _read_idx(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
+    """Returns the images in an IDX file, [E, H, W, C] uint8.
+
+    The file must hold [E, H, W] if C is 1, and [E, H, W, C] otherwise.
+    """
     if shape[-1] == 1:
         return idx.read_idx(path, num_dimensions=3)[..., np.newaxis]
     return idx.read_idx(path, num_dimensions=4)
 
 
-def _read_image(path, shape):
-    """Returns the one image in an image file, [1, H, W, C]."""
+def _read_image(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
+    """Returns the image in an image file, [1, H, W, C] uint8."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # such as on sizes that fill the memory
+            warnings.simplefilter("error")  # as for images that would fill the memory
             with PIL.Image.open(path) as image:
                 _check_header(path, image, shape)
                 pixels = np.asarray(image, np.uint8)
@@ -69,32 +79,38 @@ def _read_image(path, shape):
         raise errors.InputError(
             f"{path} is neither an image that Pillow reads nor an IDX file of images"
         ) from error
-    # Each of Pillow's formats has errors of its own for damaged files.
+    # Each format of Pillow raises its own errors for damaged files.
     except Exception as error:
-        raise idx.damaged(path, f"damaged ({error})") from error
+        raise idx.damaged_file(path, f"damaged ({error})") from error
     return pixels.reshape(1, *pixels.shape[:2], -1)
 
 
-def _check_header(path, image, shape):
-    """Raises InputError unless an image that is not decoded yet has the right form."""
+def _check_header(
+    path: pathlib.Path, image: PIL.Image.Image, shape: Sequence[int]
+) -> None:
+    """Raises InputError unless the image, not yet decoded, has the right form."""
     height, width, channels = shape
     if image.size != (width, height):
         raise _other_shape(path, (image.height, image.width), shape)
-    wanted = MODES.get(channels)
-    if image.mode != wanted:
+    mode = MODES.get(channels)
+    if image.mode != mode:
         raise errors.InputError(
-            f"{path}: the model takes 8-bit images of {channels} channels (Pillow's "
-            f"mode {wanted}): got mode {image.mode}; convert it first"
+            f"{path}: the model takes 8-bit images with {channels} channels (Pillow's "
+            f"mode {mode}): got mode {image.mode}; convert the image first"
         )
-    if getattr(image, "n_frames", 1) != 1:
+    num_frames = getattr(image, "n_frames", 1)
+    if num_frames != 1:
         raise errors.InputError(
-            f"{path}: one image is expected, got {image.n_frames} frames"
+            f"{path}: expected one image, got {num_frames} frames; save one of them as "
+            "a file"
         )
 
 
-def _other_shape(path, got, shape):
-    """Returns the InputError of images of another shape."""
+def _other_shape(
+    path: pathlib.Path, got: Sequence[int], shape: Sequence[int]
+) -> errors.InputError:
+    """Returns the InputError for images of shape `got`, where `shape` is expected."""
     return errors.InputError(
         f"{path}: the model takes images of {shape[0]}x{shape[1]} pixels and "
-        f"{shape[2]} channels: got shape {list(got)}; resize it first"
+        f"{shape[2]} channels: got shape {list(got)}; resize the images first"
     )

@@ -1,123 +1,170 @@
-"""The tf.data pipeline: parts of shuffled global batches, gathered whole by index.
+"""The tf.data pipeline: yields the per-replica batches of shuffled global batches.
 
-    parts = batch_parts(
+    batches = per_replica_batches(
         examples,
         first=0,
         per_replica_batch_sizes=(64, 64),
         batches_per_epoch=11,
         shuffle_seed=0,
     )
-    # part 0 of batch 0, part 1 of batch 0, part 0 of batch 1, ... without end
+    # replica 0 of batch 0, replica 1 of batch 0, replica 0 of batch 1, ... endlessly
 
-Which examples a global batch holds, and in what order, is a function of (seed, epoch,
-batch) and of nothing else: not of the number of parts, nor of threads, nor of what ran
-before.
+The examples of a global batch and their order depend only on (seed, epoch, batch). They
+do not depend on the number of replicas or threads, or on what was read before.
 """
 
 import itertools
+from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
+from tfmirror.data import datasets
 
-def batch_parts(
-    examples,
+
+def per_replica_batches(
+    examples: datasets.Examples,
     *,
-    first,
-    per_replica_batch_sizes,
-    batches_per_epoch,
-    shuffle_seed=None,
-    skipped_batches=0,
-):
-    """Returns an endless tf.data.Dataset of the parts of one batch after another.
+    first: int,
+    per_replica_batch_sizes: Sequence[int],
+    batches_per_epoch: int,
+    shuffle_seed: int | None = None,
+    skipped_batches: int = 0,
+) -> tf.data.Dataset:
+    """Returns an endless tf.data.Dataset of per-replica batches, in replica order.
 
-    With B the sum of `per_replica_batch_sizes`, batch k of an epoch holds the examples at positions
-    first + k B to first + (k + 1) B of that epoch's order, and its part p the
-    `per_replica_batch_sizes[p]` of them that follow those of the parts before. An element is one
-    part: images [per_replica_batch_sizes[p], H, W, C] uint8 and labels [per_replica_batch_sizes[p]] int32.
+    With B the sum of `per_replica_batch_sizes`, global batch k of an epoch holds the
+    examples at positions [first + k B, first + (k + 1) B) of that epoch's order. With
+    b_r = `per_replica_batch_sizes[r]`, replica 0 gets the first b_0 of them, replica 1
+    the next b_1, and so on. An element of the dataset is one per-replica batch: images
+    [b_r, H, W, C] uint8 and labels [b_r] int32. N elements make up a global batch.
 
-    It has no end so that tf.distribute need not test for one at every step; who takes
-    `batches_per_epoch` batches stands at the start of the next epoch.
+    The dataset is endless so that tf.distribute need not test for its end at every
+    step. After `batches_per_epoch` global batches the next epoch begins.
 
     Args:
-      examples: datasets.Examples.
-      shuffle_seed: each epoch has an order of its own drawn from it; None: as stored.
-      skipped_batches: stand after so many batches of the first epochs.
+      examples: the E examples to read.
+      first: position in the epoch's order at which the first batch begins.
+      per_replica_batch_sizes: examples per replica, [N]; 0 gives an empty batch.
+      batches_per_epoch: global batches per epoch; first + batches_per_epoch * B may be
+        at most E.
+      shuffle_seed: seed from which the order of every epoch is drawn; None: the stored
+        order.
+      skipped_batches: how many global batches to skip at the start.
     """
-    num_examples, num_parts = len(examples), len(per_replica_batch_sizes)
+    num_examples, num_replicas = len(examples), len(per_replica_batch_sizes)
     starts = tf.constant(
         list(itertools.accumulate(per_replica_batch_sizes, initial=0)), tf.int64
     )
-    batch_size = sum(per_replica_batch_sizes)
+    global_batch_size = sum(per_replica_batch_sizes)
     # As eager tensors these are captured once, not copied into the graph.
     images, labels = tf.constant(examples.images), tf.constant(examples.labels)
     static_size = (
         per_replica_batch_sizes[0] if len(set(per_replica_batch_sizes)) == 1 else None
     )
 
-    def part(counter):
-        batch, p = counter // num_parts, counter % num_parts
+    def read(counter: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        batch, replica = counter // num_replicas, counter % num_replicas
         epoch, k = batch // batches_per_epoch, batch % batches_per_epoch
-        begin = first + k * batch_size
-        positions = tf.range(begin + starts[p], begin + starts[p + 1])
-        indices = order(positions, shuffle_seed, epoch, num_examples)
+        begin = first + k * global_batch_size
+        positions = tf.range(begin + starts[replica], begin + starts[replica + 1])
+        indices = order(
+            positions,
+            shuffle_seed=shuffle_seed,
+            epoch=epoch,
+            num_examples=num_examples,
+        )
         indices = tf.ensure_shape(indices, [static_size])
         return tf.gather(images, indices), tf.gather(labels, indices)
 
-    # Without end, but not Dataset.counter, which calls a function for each number.
-    first_part = skipped_batches * num_parts
-    counter = tf.data.Dataset.range(first_part, tf.int64.max).repeat()
-    return counter.map(part).prefetch(2 * num_parts).with_options(untuned_options())
+    # Dataset.counter would be endless as well, but calls a function for each number.
+    first_element = skipped_batches * num_replicas
+    counter = tf.data.Dataset.range(first_element, tf.int64.max).repeat()
+    batches = counter.map(read).prefetch(2 * num_replicas)
+    return batches.with_options(untuned_options())
 
 
-def untuned_options():
-    """Returns the options of the pipeline: nothing is tuned while it runs.
+def untuned_options() -> tf.data.Options:
+    """Returns the options of the pipeline, which switch autotuning off.
 
-    There is nothing to tune, and TensorFlow 2.21 waits up to a minute for the thread
-    that would when an iterator is deleted.
+    The pipeline has nothing to tune, and when an iterator is deleted TensorFlow 2.21
+    waits up to a minute for its autotuning thread.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
     return options
 
 
-def global_batch(examples, plan, epoch, batch, shuffle_seed):
-    """Returns (images, labels) of one batch as NumPy arrays, as `batch_parts` has it.
+def global_batch(
+    examples: datasets.Examples,
+    *,
+    first: int,
+    global_batch_size: int,
+    epoch: int,
+    batch: int,
+    shuffle_seed: int | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns one global batch of `per_replica_batches` as NumPy arrays.
 
     Args:
-      plan: microbatches.BatchPlan of the batch and those like it.
-      epoch, batch: counted from 0, the batch within `plan`.
+      examples: the examples to read.
+      first: position in the epoch's order at which batch 0 begins.
+      global_batch_size: B.
+      epoch: number of the epoch, from 0.
+      batch: number of the global batch in the epoch, from 0.
+      shuffle_seed: seed of the order; None: the stored order.
+
+    Returns:
+      Images [B, H, W, C] uint8 and labels [B] int32.
     """
-    begin = plan.first + batch * plan.global_batch_size
-    positions = tf.range(begin, begin + plan.global_batch_size, dtype=tf.int64)
-    epoch = tf.constant(epoch, tf.int64)
-    indices = order(positions, shuffle_seed, epoch, len(examples)).numpy()
+    begin = first + batch * global_batch_size
+    indices = order(
+        tf.range(begin, begin + global_batch_size, dtype=tf.int64),
+        shuffle_seed=shuffle_seed,
+        epoch=tf.constant(epoch, tf.int64),
+        num_examples=len(examples),
+    ).numpy()
     return examples.images[indices], examples.labels[indices]
 
 
-def order(positions, shuffle_seed, epoch, num_examples):
-    """Returns the examples that stand at `positions` in an epoch's order.
+def order(
+    positions: tf.Tensor,
+    *,
+    shuffle_seed: int | None,
+    epoch: tf.Tensor,
+    num_examples: int,
+) -> tf.Tensor:
+    """Returns the indices of the examples at `positions` of an epoch's order.
 
-    A permutation of [0, num_examples) that needs no memory: any position of any epoch
-    can be asked for alone (tf.random.experimental.index_shuffle, a block cipher).
+    The order is a permutation of [0, num_examples). It needs no memory, because any
+    position of any epoch can be computed by itself
+    (tf.random.experimental.index_shuffle, a block cipher).
 
     Args:
-      positions: [n] int64 in [0, num_examples).
-      shuffle_seed: None for the stored order.
+      positions: [n] int64 in [0, num_examples); n may be 0.
+      shuffle_seed: seed of the order; None: the stored order.
       epoch: scalar int64.
+      num_examples: E, 1 or more.
+
+    Returns:
+      [n] int64 in [0, num_examples).
     """
     if shuffle_seed is None:
         return positions
     seed = tf.stack([tf.constant(shuffle_seed, tf.int64), epoch])
     # The operation refuses an empty vector (TensorFlow 2.21), and a replica may have no
-    # example in a last batch: one position more goes in, and its answer is dropped.
+    # example in a last batch. So one position is added, and its result is dropped.
     padded = tf.concat([positions, tf.zeros([1], tf.int64)], axis=0)
     return tf.random.experimental.index_shuffle(padded, seed, num_examples - 1)[:-1]
 
 
-def to_unit_range(images):
-    """Returns uint8 `images` as float32 in [0, 1]; on the device, after the copy.
+def to_unit_range(images: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 images [..., C] as float32 in [0, 1], of the same shape.
 
-    As keras.layers.Rescaling(1 / 255) does. Divided by 255, half of the values would
-    have another last bit in a graph, which multiplies all the same, than outside it.
+    Call it on the device, so that the smaller uint8 values are copied there.
+
+    Multiplies by 1/255, as keras.layers.Rescaling(1 / 255) does. A division by 255
+    would become a multiplication in graphs but not outside them, and half of the values
+    would then differ in the last bit.
     """
     return tf.cast(images, tf.float32) * (1 / 255)

@@ -1,4 +1,4 @@
-"""Image classification data from tensorflow-datasets, prepared or downloaded.
+"""Loads image classification data from tensorflow-datasets, prepared or downloaded.
 
     source, num_classes, splits = load("cifar10")
 
@@ -7,8 +7,10 @@ Importing this module imports tensorflow-datasets, which takes seconds.
 
 import difflib
 import json
+import os
 import pathlib
 import sys
+import typing
 
 import filelock
 import numpy as np
@@ -19,7 +21,7 @@ import tensorflow_datasets as tfds
 from tfmirror import errors
 from tfmirror.data import idx
 
-# tensorflow-datasets itself tries for minutes without a network (204 s for MNIST).
+# Without a network, tensorflow-datasets itself retries for minutes (204 s for MNIST).
 CONNECT_SECONDS = 3
 DOWNLOAD_ERRORS = (
     tfds.download.DownloadError,
@@ -27,17 +29,32 @@ DOWNLOAD_ERRORS = (
     tfds.download.extractor.ExtractError,
     tfds.download.extractor.UnsafeArchiveError,
 )
-EVAL_SPLITS = ("test", "validation")  # the first that a dataset has
+EVAL_SPLITS = ("test", "validation")  # in order of preference
 
 
-def load(name, folder=None):
-    """Returns (source, number of classes, {"train" and "eval": (images, labels)}).
+class Loaded(typing.NamedTuple):
+    """What `load` found."""
+
+    source: str  # where the data are, as text for people
+    num_classes: int  # K
+    # For "train" and "eval": images [E, H, W, C] uint8, labels [E] int64 in [0, K)
+    splits: dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def load(name: str, folder: pathlib.Path | None = None) -> Loaded:
+    """Returns the images and labels of a dataset, in the order in which it is stored.
+
+    Downloads and prepares the data if they aren't prepared yet. "eval" is the dataset's
+    test split, or its validation split if it has no test split.
 
     Args:
-      folder: where prepared data is, or is put; None for tensorflow-datasets' own.
+      name: of the dataset in tensorflow-datasets, such as "cifar10".
+      folder: folder of prepared datasets, where new ones are put as well; None: the
+        default folder of tensorflow-datasets.
 
     Raises:
-      InputError: unknown name, not image classification, or not to be had.
+      InputError: the name is unknown, the dataset isn't image classification with 8-bit
+        images of one size, lacks a split, is damaged, or can't be downloaded.
     """
     builder = _builder(name, folder)
     _check_is_classification(name, builder.info)
@@ -47,20 +64,25 @@ def load(name, folder=None):
     if "train" not in builder.info.splits or not found:
         got = ", ".join(builder.info.splits)
         raise errors.InputError(
-            f"dataset {name} must have a train and a test or validation split: got "
-            f"{got}"
+            f"dataset {name} must have a train split and a test or validation split: "
+            f"got {got}; use another dataset"
         )
     splits = {"train": _arrays(builder, "train"), "eval": _arrays(builder, found[0])}
     num_classes = builder.info.features["label"].num_classes
-    return f"tensorflow-datasets in {builder.data_dir}", num_classes, splits
+    return Loaded(f"tensorflow-datasets in {builder.data_dir}", num_classes, splits)
 
 
-def _builder(name, folder):
-    """Returns tensorflow-datasets' builder; an error names what is near."""
+def _builder(name: str, folder: pathlib.Path | None) -> tfds.core.DatasetBuilder:
+    """Returns the builder of a dataset.
+
+    Raises:
+      InputError: the name is unknown (the message suggests similar ones), or the
+        description of prepared data is damaged.
+    """
     prepared = pathlib.Path(folder or tfds.core.constants.DATA_DIR, name)
     try:
         return tfds.builder(name, data_dir=folder)
-    # On damaged descriptions of prepared data, each of its parts raises its own.
+    # A damaged description of prepared data can raise almost any exception.
     except Exception as error:
         if prepared.is_dir():
             raise _damaged(prepared, error) from error
@@ -71,37 +93,45 @@ def _builder(name, folder):
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise errors.InputError(
             "dataset must be digits, synthetic, the name of IDX files in --data_dir or "
-            f"of an image classification set of tensorflow-datasets: got {name!r}{hint}"
+            "of an image classification dataset of tensorflow-datasets: got "
+            f"{name!r}{hint}"
         ) from error
 
 
-def _check_is_classification(name, info):
-    """Raises InputError unless examples are uint8 images of one shape with a class."""
+def _check_is_classification(name: str, info: tfds.core.DatasetInfo) -> None:
+    """Raises InputError unless examples are uint8 images of one shape with a label."""
     features = dict(info.features.items()) if hasattr(info.features, "items") else {}
     image, label = features.get("image"), features.get("label")
+    is_labelled = isinstance(label, tfds.features.ClassLabel)
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
-    if not is_image or not isinstance(label, tfds.features.ClassLabel):
+    if image is None or not is_image or not is_labelled:
         got = ", ".join(features)
         raise errors.InputError(
-            f"dataset {name} must have 8-bit images 'image' and classes 'label': it "
-            f"has {got}"
+            f"dataset {name} must have 8-bit images 'image' and classes 'label': got "
+            f"{got}; use another dataset"
         )
     if None in image.shape:
         raise errors.InputError(
-            f"dataset {name} must have images of one size: got {image.shape}"
+            f"dataset {name} must have images of one size: got {image.shape}; use "
+            "another dataset"
         )
 
 
-def _download(name, folder, builder):
-    """Downloads and prepares the data, after a quick look whether that can work.
+def _download(
+    name: str, folder: pathlib.Path | None, builder: tfds.core.DatasetBuilder
+) -> tfds.core.DatasetBuilder:
+    """Downloads and prepares the data; returns the builder of the prepared data.
 
-    Once, even if several processes want it at the same time: they wait for the first.
-    Returns the builder of the prepared data.
+    Tests the connection first, so that a missing network is reported within seconds. If
+    several processes call this at the same time, one downloads and the others wait.
+
+    Raises:
+      InputError: the data must be prepared by hand, or the download fails.
     """
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
         raise errors.InputError(
-            f"dataset {name} can't be downloaded without you: prepare it as "
-            "https://www.tensorflow.org/datasets/catalog tells, then call again"
+            f"dataset {name} can't be downloaded automatically: prepare it as "
+            "https://www.tensorflow.org/datasets/catalog describes, then run this again"
         )
     for url in list(builder.url_infos or ())[:1]:
         try:
@@ -112,7 +142,7 @@ def _download(name, folder, builder):
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(lock):
-            builder = _builder(name, folder)  # may be prepared by now
+            builder = _builder(name, folder)  # another process may have prepared it
             if not builder.is_prepared():
                 _prepare(name, builder)
     except (requests.RequestException, OSError, *DOWNLOAD_ERRORS) as error:
@@ -120,37 +150,46 @@ def _download(name, folder, builder):
     return builder
 
 
-def _prepare(name, builder):
-    """Downloads and prepares the data, which are not there."""
-    tfds.disable_progress_bar()  # it tears other output; one line says what goes on
+def _prepare(name: str, builder: tfds.core.DatasetBuilder) -> None:
+    """Downloads and prepares the data, and says so on standard error."""
+    tfds.disable_progress_bar()  # it would garble other output
     text = f"data: downloading {name} to {builder.data_dir}"
-    print(text, file=sys.stderr, flush=True)  # not into what a command prints
+    print(text, file=sys.stderr, flush=True)  # standard output is for results
     builder.download_and_prepare()
 
 
-def _unreachable(name, why):
-    """Returns the InputError that names every way to the data."""
+def _unreachable(name: str, why: str) -> errors.InputError:
+    """Returns the InputError that names every way to get the data.
+
+    Args:
+      name: of the dataset.
+      why: the reason why the download failed.
+    """
     return errors.InputError(
         f"dataset {name} is not on this machine and can't be downloaded ({why}): give "
-        "its IDX files with --data_dir=FOLDER, or install Debian's package of it to "
-        f"{idx.DEBIAN_FOLDER / name.replace('_', '-')} where there is one, or let "
-        "tensorflow-datasets prepare it where there is a network; --dataset=digits "
-        "needs none of these"
+        "its IDX files with --data_dir=FOLDER, or install its Debian package, if one "
+        f"exists, to {idx.DEBIAN_FOLDER / name.replace('_', '-')}, or let "
+        "tensorflow-datasets prepare it on a machine with a network; "
+        "--dataset=digits needs none of these"
     )
 
 
-def _arrays(builder, split):
-    """Returns (images, labels) of a split in the order in which it is stored.
+def _arrays(
+    builder: tfds.core.DatasetBuilder, split: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the images and labels of a split, in the order in which it is stored.
+
+    Images are [E, H, W, C] uint8 and labels [E] int64.
 
     Raises:
-      InputError: a file is damaged or gone.
+      InputError: a file is damaged or missing.
     """
     try:
         dataset = builder.as_dataset(
             split=split,
             batch_size=-1,
             as_supervised=False,
-            # One file after the other: the order can't depend on the machine.
+            # Read the files one after the other, so that the order is always the same.
             read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
         )
         images, labels = dataset["image"].numpy(), dataset["label"].numpy()
@@ -158,25 +197,28 @@ def _arrays(builder, split):
         raise _damaged(builder.data_dir, error) from error
     announced = builder.info.splits[split].num_examples
     if len(labels) != announced:
-        why = f"{announced} examples announced for {split}, got {len(labels)}"
-        raise _damaged(builder.data_dir, why)
+        problem = f"expected {announced} examples in {split}, got {len(labels)}"
+        raise _damaged(builder.data_dir, problem)
     return images, labels
 
 
-def _damaged(folder, error):
-    """Returns the InputError of prepared data that can't be read: says which file."""
+def _damaged(folder: str | os.PathLike, problem: Exception | str) -> errors.InputError:
+    """Returns the InputError for prepared data that can't be read.
+
+    It names the first damaged file, or the folder if no single file is to blame.
+    """
     files = sorted(p for p in pathlib.Path(folder).rglob("*") if p.is_file())
     found = next((file for file in files if not _is_whole(file)), folder)
-    # Without the name of the operation, which TensorFlow puts first.
-    why = " ".join(str(error).split()).rpartition("}} ")[-1][:200]
+    # TensorFlow's messages begin with the name of the operation, which is cut off.
+    reason = " ".join(str(problem).split()).rpartition("}} ")[-1][:200]
     return errors.InputError(
-        f"{found}: damaged ({why}); remove {folder}, and let tensorflow-datasets "
+        f"{found}: damaged ({reason}); remove {folder} and let tensorflow-datasets "
         "prepare it again"
     )
 
 
-def _is_whole(file):
-    """Returns whether a file of prepared data can be read, as far as can be told."""
+def _is_whole(file: pathlib.Path) -> bool:
+    """Returns whether a file of prepared data has no recognisable damage."""
     try:
         if not file.stat().st_size:
             return False

@@ -11,12 +11,16 @@ cross-replica context.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfmirror import errors
-from tfmirror.parallel import gradients, microbatches, step
+from tfmirror.parallel import gradients, microbatches, reduction, replicas
+from tfmirror.parallel.microbatches import BatchPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +39,17 @@ class VariableView:
     single_device_gradient: np.ndarray  # [...], the whole batch on one device
 
     @property
-    def weight_drift(self):
+    def weight_drift(self) -> float:
         """Largest absolute difference between replicas' weights; 0.0 unless broken."""
         return largest_difference(self.weights)
 
     @property
-    def aggregated_drift(self):
+    def aggregated_drift(self) -> float:
         """Largest absolute difference between replicas' aggregated gradients."""
         return largest_difference(self.aggregated_gradients)
 
     @property
-    def difference_to_single_device(self):
+    def difference_to_single_device(self) -> float:
         """Largest absolute difference of an aggregated gradient to one device's."""
         difference = np.abs(self.aggregated_gradients - self.single_device_gradient)
         return float(difference.max())
@@ -61,15 +65,15 @@ class ReplicaView:
     logits: tuple[np.ndarray, ...]  # [b, K] of each replica
     mean_loss: float  # over the global batch, nats
     variables: tuple[VariableView, ...]
-    # Of batch norm: statistics of each replica's own examples, so that the gradient of
-    # the whole batch on one device is another one.
+    # Whether batch norm takes statistics of each replica's own examples. The whole
+    # batch on one device then has another gradient.
     has_batch_statistics: bool
 
-    def variable(self, path):
+    def variable(self, path: str) -> VariableView:
         """Returns the VariableView of the variable whose path ends in `path`.
 
         Raises:
-          InputError: no variable or more than one.
+          InputError: no variable's path does, or several do.
         """
         ending = "/" + path.strip("/")
         found = [v for v in self.variables if ("/" + v.path).endswith(ending)]
@@ -79,22 +83,13 @@ class ReplicaView:
         return found[0]
 
 
-def split_global_batch(strategy, array, per_replica_batch_sizes):
-    """Returns `array` [B, ...] as a distributed value, part after part in order.
-
-    The counterpart of the chapter's split_and_load: replica r gets `per_replica_batch_sizes[r]`
-    rows, on its device.
-    """
-    starts = np.cumsum((0, *per_replica_batch_sizes))
-
-    def part(context):
-        r = context.replica_id_in_sync_group
-        return tf.constant(array[starts[r] : starts[r + 1]])
-
-    return strategy.experimental_distribute_values_from_function(part)
-
-
-def inspect(strategy, model, images, labels, per_replica_batch_sizes=None):
+def inspect(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    images: np.ndarray,
+    labels: np.ndarray,
+    per_replica_batch_sizes: Sequence[int] | None = None,
+) -> ReplicaView:
     """Returns the ReplicaView of one global batch.
 
     Logits are those of inference mode; loss and gradients those of a training step.
@@ -103,31 +98,25 @@ def inspect(strategy, model, images, labels, per_replica_batch_sizes=None):
       model: built in the strategy's scope.
       images: [B, H, W, C] uint8.
       labels: [B] int32 in [0, K).
-      per_replica_batch_sizes: examples for each replica; None: as even as can be.
+      per_replica_batch_sizes: examples for each replica; None: as even as possible.
 
     Raises:
       InputError: `per_replica_batch_sizes` are not N sizes that sum to B.
     """
     num_replicas = strategy.num_replicas_in_sync
-    if per_replica_batch_sizes is None:
-        per_replica_batch_sizes = microbatches.even_split(len(labels), num_replicas)
-    if len(per_replica_batch_sizes) != num_replicas or sum(
-        per_replica_batch_sizes
-    ) != len(labels):
+    sizes = per_replica_batch_sizes
+    if sizes is None:
+        sizes = microbatches.even_split(len(labels), num_replicas)
+    if len(sizes) != num_replicas or sum(sizes) != len(labels):
         raise errors.InputError(
-            f"per_replica_batch_sizes must be {num_replicas} sizes that sum to {len(labels)}: got "
-            f"{per_replica_batch_sizes}"
+            f"per_replica_batch_sizes must be {num_replicas} sizes that sum to "
+            f"{len(labels)}: got {sizes}"
         )
-    parts = [
-        split_global_batch(strategy, a, per_replica_batch_sizes)
-        for a in (images, labels)
-    ]
-    plan = microbatches.BatchPlan(
-        0, 1, tuple(per_replica_batch_sizes), (1,) * num_replicas
-    )
+    parts = [replicas.split(strategy, array, sizes) for array in (images, labels)]
+    plan = BatchPlan(0, 1, tuple(sizes), (1,) * num_replicas)
     replica_view = _make_replica_view(strategy, model, plan)
     seen = tf.nest.map_structure(
-        lambda value: [v.numpy() for v in strategy.experimental_local_results(value)],
+        lambda value: [v.numpy() for v in replicas.local_values(strategy, value)],
         replica_view(*parts),
     )
     single = single_device_gradients(model, images, labels)
@@ -143,8 +132,8 @@ def inspect(strategy, model, images, labels, per_replica_batch_sizes=None):
     )
     return ReplicaView(
         devices=tuple(strategy.extended.worker_devices),
-        per_replica_batch_sizes=tuple(per_replica_batch_sizes),
-        labels=tuple(np.split(labels, np.cumsum(per_replica_batch_sizes)[:-1])),
+        per_replica_batch_sizes=tuple(sizes),
+        labels=tuple(np.split(labels, np.cumsum(sizes)[:-1])),
         logits=tuple(seen["logits"]),
         mean_loss=float(seen["mean_loss"][0]),
         variables=variables,
@@ -152,22 +141,23 @@ def inspect(strategy, model, images, labels, per_replica_batch_sizes=None):
     )
 
 
-def _make_replica_view(strategy, model, plan):
-    """Returns a compiled function of (images, labels) parts to what each replica has.
+def _make_replica_view(
+    strategy: tf.distribute.Strategy, model: keras.Model, plan: BatchPlan
+) -> Callable[[Any, Any], dict[str, Any]]:
+    """Returns a compiled function of distributed (images, labels).
 
-    The gradients come from the very functions of the training step. Traced once a call
-    of `inspect`, apart from training, which it therefore can't slow down.
+    It returns what each replica has, computed by the functions of the training step.
     """
     batch_size = plan.global_batch_size
 
     def replica_view(images, labels):
-        ((k, examples),) = step.microbatches_of_replica(plan, images, labels).items()
-        weights = gradients.local_values(model.trainable_variables)
-        state = gradients.local_values(model.non_trainable_variables)
-        local = gradients.microbatch_gradients(model, weights, state, *examples, k)
-        total = step.total_sums(plan, [local], like=local)
+        r = replicas.replica_id()  # which is also its microbatch's index
+        ((images, labels),) = microbatches.split(images, labels, plan.sizes_of(r))
+        weights, state = replicas.weights_and_state(model)
+        local = gradients.microbatch_gradients(model, weights, state, images, labels, r)
+        total = reduction.total(plan, [local], structure=local)
         return {
-            "logits": gradients.inference_logits(model, weights, state, examples[0]),
+            "logits": gradients.inference_logits(model, weights, state, images),
             "weights": weights,
             "local_gradients": [g / batch_size for g in local.gradients],
             "aggregated_gradients": [g / batch_size for g in total.gradients],
@@ -181,10 +171,12 @@ def _make_replica_view(strategy, model, plan):
     return view
 
 
-def single_device_gradients(model, images, labels):
+def single_device_gradients(
+    model: keras.Model, images: np.ndarray, labels: np.ndarray
+) -> list[np.ndarray]:
     """Returns the gradients of the whole batch's mean loss, computed on one device.
 
-    What the replicas' aggregated gradients are compared with: no split, no reduction.
+    The reference for the replicas' aggregated gradients: no split, no reduction.
     """
     weights = [tf.constant(v.numpy()) for v in model.trainable_variables]
     state = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
@@ -198,6 +190,6 @@ def single_device_gradients(model, images, labels):
     return [gradient.numpy() for gradient in mean_gradients(*batch)]
 
 
-def largest_difference(replicas):
-    """Returns the largest absolute difference between any of `replicas` [N, ...]."""
-    return float((replicas.max(axis=0) - replicas.min(axis=0)).max())
+def largest_difference(copies: np.ndarray) -> float:
+    """Returns the largest absolute difference between any of N copies [N, ...]."""
+    return float((copies.max(axis=0) - copies.min(axis=0)).max())

@@ -1,20 +1,22 @@
-"""Which microbatch of which replica makes a loss or gradient that is not finite.
+"""Finds the microbatch, on which replica, whose loss or gradient is not finite.
 
     find = make_finder(strategy, model, optimizer, plan)
-    find(images, labels)                               # [] or Findings, in order
+    find(images, labels)                               # [], or Findings in order
 
-Looked for only after a step could not be taken: nothing has changed since, and the same
+It runs only after a step was not taken. Nothing has changed since, so the same
 microbatches are computed once more.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable, Iterable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.diagnostics import inspection
-from tfmirror.parallel import gradients, step
+from tfmirror.parallel import gradients, microbatches, replicas
+from tfmirror.parallel.microbatches import BatchPlan
+from tfmirror.parallel.optimizers import MirroredOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +25,12 @@ class Finding:
 
     replica_id: int
     microbatch: int  # of the global batch, from 0
-    has_loss: bool  # whether its loss is finite
-    variables: tuple[str, ...]  # whose gradients are not finite
+    is_loss_finite: bool
+    variables: tuple[str, ...]  # paths of those whose gradients are not finite
 
-    def describe(self):
+    def describe(self) -> str:
         """Returns one clause for people."""
-        what = [] if self.has_loss else ["its loss"]
+        what = [] if self.is_loss_finite else ["its loss"]
         if self.variables:
             more = len(self.variables) - 1
             others = f" and of {more} other variables" if more else ""
@@ -37,26 +39,34 @@ class Finding:
         return f"{where}: {' and '.join(what)}"
 
 
-def make_finder(strategy, model, optimizer, plan, augment=None):
+def make_finder(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    optimizer: MirroredOptimizer,
+    plan: BatchPlan,
+    *,
+    augment: gradients.Augment | None = None,
+) -> Callable[[np.ndarray, np.ndarray], list[Finding]]:
     """Returns a function of a global batch's (images, labels) that lists its Findings.
 
     Args:
-      plan: microbatches.BatchPlan of the batch.
-      augment: of gradients.microbatch_gradients.
+      plan: how the global batch is cut.
+      augment: the function that changes training images; None: nothing does.
     """
-    microbatch = functools.partial(
-        gradients.microbatch_gradients, model, augment=augment
-    )
 
     def replica_flags(images, labels):
-        weights = gradients.local_values(model.trainable_variables)
-        state = gradients.local_values(model.non_trainable_variables)
-        steps, loss_scale = tf.cast(optimizer.step(), tf.int32), optimizer.loss_scale()
+        weights, state = replicas.weights_and_state(model)
+        step, loss_scale = tf.cast(optimizer.step(), tf.int32), optimizer.loss_scale()
         rows = []
-        examples = step.microbatches_of_replica(plan, images, labels)
-        for k, own in examples.items():
-            draw = steps * plan.num_microbatches + k
-            sums = microbatch(weights, state, *own, draw, loss_scale)
+        own = plan.microbatches_of(replicas.replica_id())
+        pieces = microbatches.split(
+            images, labels, [plan.microbatch_sizes[k] for k in own]
+        )
+        for k, (x, y) in zip(own, pieces, strict=True):
+            index = step * plan.num_microbatches + k
+            sums = gradients.microbatch_gradients(
+                model, weights, state, x, y, index, loss_scale, augment=augment
+            )
             values = [sums.loss, *sums.gradients]
             rows.append([tf.reduce_all(tf.math.is_finite(v)) for v in values])
         return tf.reshape(tf.convert_to_tensor(rows, tf.bool), [len(rows), -1])
@@ -65,13 +75,13 @@ def make_finder(strategy, model, optimizer, plan, augment=None):
 
     def find(images, labels):
         parts = [
-            inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
+            replicas.split(strategy, array, plan.per_replica_batch_sizes)
             for array in (images, labels)
         ]
-        of_replicas = strategy.experimental_local_results(flags(*parts))
-        names = [variable.path for variable in model.trainable_variables]
+        of_replicas = replicas.local_values(strategy, flags(*parts))
+        paths = [variable.path for variable in model.trainable_variables]
         return [
-            Finding(r, k, bool(row[0]), _names_of(names, row[1:]))
+            Finding(r, k, bool(row[0]), _not_finite(paths, row[1:]))
             for r, rows in enumerate(of_replicas)
             for k, row in zip(plan.microbatches_of(r), rows.numpy(), strict=True)
             if not row.all()
@@ -80,6 +90,8 @@ def make_finder(strategy, model, optimizer, plan, augment=None):
     return find
 
 
-def _names_of(names, are_finite):
-    """Returns the names whose flag is not set."""
-    return tuple(names[k] for k in np.flatnonzero(~are_finite))
+def _not_finite(paths: list[str], are_finite: Iterable[bool]) -> tuple[str, ...]:
+    """Returns the paths whose flag is not set."""
+    return tuple(
+        p for p, is_finite in zip(paths, are_finite, strict=True) if not is_finite
+    )

@@ -6,6 +6,7 @@ compare(one["gradient"], two["gradient"], tolerance=0.0)     # Outcome
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -13,17 +14,22 @@ import tensorflow as tf
 
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
+from tfmirror.data.datasets import Examples
 from tfmirror.diagnostics import drift, inspection
 from tfmirror.parallel import (
     devices,
+    eval_step,
     gradients,
     microbatches,
     optimizers,
     reduction,
+    replicas,
+    runtime,
     segments,
     step,
-    subtrees,
+    step_loop,
 )
+from tfmirror.parallel.microbatches import BatchPlan
 
 NUM_MICROBATCHES = 8
 MICROBATCH_SIZE = 4
@@ -60,139 +66,205 @@ class Outcome:
     text: str
 
 
-def compare(expected, found, tolerance):
-    """Returns the Outcome of two observations: lists of arrays, or why there are none.
+# What was observed: arrays, or a text that says why there are none.
+Observation = Sequence[np.ndarray] | str
+
+
+def compare(expected: Observation, found: Observation, tolerance: float) -> Outcome:
+    """Returns the Outcome of comparing two observations.
 
     Args:
-      tolerance: of the largest difference, relative to the largest entry, if that is
-        not 0; 0: the bits must be equal.
+      tolerance: largest difference allowed, relative to the largest entry; 0: the bits
+        must be equal.
     """
-    if isinstance(expected, str):
-        return Outcome(True, f"n/a: {expected}")
-    if all(a.tobytes() == b.tobytes() for a, b in zip(expected, found, strict=True)):
+    if isinstance(expected, str) or isinstance(found, str):
+        return Outcome(expected == found, f"n/a: {expected}")
+    pairs = list(zip(expected, found, strict=True))
+    if all(a.tobytes() == b.tobytes() for a, b in pairs):
         return Outcome(True, "same bits")
     largest = max(
         np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() or 1.0)
-        for a, b in zip(expected, found, strict=True)
+        for a, b in pairs
         if a.size
     )
     is_met = tolerance > 0 and bool(largest <= tolerance)
     return Outcome(is_met, f"differs by {largest:.1e}")
 
 
-def observe(num_replicas, model_name, device_type):
-    """Returns {claim: arrays, or text why there are none} on so many replicas.
+@dataclasses.dataclass(frozen=True)
+class _Trainee:
+    """A mirrored model, and how it is trained."""
+
+    strategy: tf.distribute.Strategy
+    model: keras.Model
+    optimizer: optimizers.MirroredOptimizer
+    microbatches_per_replica: tuple[int, ...]
+    max_concurrent: int
+
+    def plan(self, num_examples: int) -> tuple[BatchPlan, ...]:
+        """Returns the BatchPlans of a pass over examples."""
+        return microbatches.plan_epoch(
+            num_examples,
+            GLOBAL_BATCH_SIZE,
+            self.microbatches_per_replica,
+            in_fixed_tree=True,
+        )
+
+
+def observe(
+    num_replicas: int, model_name: str, device_type: str
+) -> Mapping[str, Observation]:
+    """Returns what `num_replicas` replicas do, for each claim.
 
     Args:
-      model_name: of models.build.
-      device_type: of devices.choose.
+      model_name: a name that models.build knows.
+      device_type: "auto", "gpu" or "cpu", see devices.set_up.
     """
-    chosen = devices.choose(num_replicas, device_type)
-    max_concurrent = devices.max_concurrent_microbatches(chosen)
-    strategy = devices.make_strategy(chosen)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = models.build(model_name, datasets.SYNTHETIC_SHAPE, 10)
-        optimizer = optimizers.make_optimizer("sgd", 0.05, 0.9, 1e-3, clip_norm=0.1)
-        optimizer = optimizers.MirroredOptimizer(optimizer, model, ema_decay=0.9)
+    trainee = _build(num_replicas, model_name, device_type)
     dataset = datasets.load("synthetic")
     num_train = NUM_FULL_STEPS * GLOBAL_BATCH_SIZE + NUM_LAST_EXAMPLES
     training = _first(dataset.train, num_train)
-    shares = microbatches.share_out(num_replicas, NUM_MICROBATCHES)
-    plans = microbatches.plan_epoch(num_train, GLOBAL_BATCH_SIZE, shares, True)
-    seen = {"order of examples": _order(training, plans[0])}
-    seen |= _look(strategy, model, plans[0], training, max_concurrent)
-    seen["gradient, added by the strategy"] = _gradient_of_strategy(strategy, training)
-    seen |= _train(strategy, model, optimizer, plans, training, max_concurrent)
-    evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
-    seen["evaluation, some replicas without examples"] = _evaluate(
-        strategy, model, optimizer, evaluation, shares, max_concurrent
+    plans = trainee.plan(num_train)
+    seen: dict[str, Observation] = {"order of examples": _order(training, plans[0])}
+    seen |= _observe_first_batch(trainee, plans[0], training)
+    seen["gradient, added by the strategy"] = _gradient_of_strategy(
+        trainee.strategy, training
     )
-    variables = {v.path: v for v in [*model.variables, *optimizer.variables]}
-    drifts = drift.make_check(strategy, variables)()
+    seen |= _train(trainee, plans, training)
+    evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
+    seen["evaluation, some replicas without examples"] = _evaluate(trainee, evaluation)
+    all_variables = [*trainee.model.variables, *trainee.optimizer.variables]
+    drifts = drift.make_check(trainee.strategy, {v.path: v for v in all_variables})()
     seen["all replicas equal after 20 steps"] = describe_drifts(drifts)
     return seen
 
 
-def describe_drifts(drifts):
+def _build(num_replicas: int, model_name: str, device_type: str) -> _Trainee:
+    """Returns a model, mirrored, with an optimizer that does all that it can."""
+    chosen = devices.set_up(num_replicas, device_type)
+    strategy = devices.make_strategy(chosen)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = models.build(model_name, datasets.SYNTHETIC_SHAPE, 10)
+        optimizer = optimizers.make_optimizer(
+            "sgd", 0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.1
+        )
+        mirrored = optimizers.MirroredOptimizer(optimizer, model, ema_decay=0.9)
+    return _Trainee(
+        strategy,
+        model,
+        mirrored,
+        microbatches.share_out(num_replicas, NUM_MICROBATCHES),
+        runtime.max_concurrent_microbatches(chosen),
+    )
+
+
+def describe_drifts(drifts: Sequence[drift.Drift]) -> list[np.ndarray]:
     """Returns as arrays how many variables have drifted, and how far together."""
-    # How many: a zero of another sign differs by zero.
+    # The number too: two zeros of different sign differ by zero.
     total = sum(d.largest_difference for d in drifts)
     return [np.array([len(drifts), total], np.float64)]
 
 
-def _first(examples, number):
-    """Returns the first examples."""
-    return datasets.Examples(examples.images[:number], examples.labels[:number])
+def _first(examples: Examples, number: int) -> Examples:
+    """Returns the first `number` examples."""
+    return Examples(examples.images[:number], examples.labels[:number])
 
 
-def _values(variables):
+def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
     """Returns the values of variables as arrays."""
     return [v.numpy() for v in variables]
 
 
-def _order(examples, plan):
+def _order(examples: Examples, plan: BatchPlan) -> list[np.ndarray]:
     """Returns the images of the second epoch's first batches, in order."""
-    parts = pipeline.batch_parts(
+    batches = pipeline.per_replica_batches(
         examples,
         first=plan.first,
         per_replica_batch_sizes=plan.per_replica_batch_sizes,
         batches_per_epoch=2,
         shuffle_seed=0,
     )
-    num_parts = 3 * len(plan.microbatches_per_replica)
-    images = [images.numpy() for images, _ in parts.take(num_parts)]
+    images = [images.numpy() for images, _ in batches.take(3 * plan.num_replicas)]
     return [np.concatenate(images)]
 
 
-def _look(strategy, model, plan, examples, max_concurrent):
-    """Returns what the first batch shows while nothing is trained yet."""
+def _observe_first_batch(
+    trainee: _Trainee, plan: BatchPlan, examples: Examples
+) -> dict[str, Observation]:
+    """Returns logits, dropout masks and gradient of the first batch; trains nothing."""
+    strategy, model = trainee.strategy, trainee.model
     batch = _first(examples, GLOBAL_BATCH_SIZE)
     parts = [
-        inspection.split_global_batch(strategy, array, plan.per_replica_batch_sizes)
+        replicas.split(strategy, array, plan.per_replica_batch_sizes)
         for array in (batch.images, batch.labels)
     ]
-    microbatch = functools.partial(gradients.microbatch_gradients, model)
-    sums = subtrees.compile_sums(
-        microbatch, model, *subtrees.TRAINING_SPECS, max_concurrent=max_concurrent
+    compute_sums = reduction.compile_sums(
+        functools.partial(gradients.microbatch_gradients, model),
+        model,
+        with_loss_scale=True,
+        max_concurrent=trainee.max_concurrent,
     )
-    seeds = [v for v in model.non_trainable_variables if not gradients.is_averaged(v)]
 
-    def replica_look(images, labels):
-        weights = gradients.local_values(model.trainable_variables)
-        state = gradients.local_values(model.non_trainable_variables)
-        logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
-        for k, own in step.microbatches_of_replica(plan, images, labels).items():
-            logits.append(gradients.inference_logits(model, weights, state, own[0]))
-            drawn = [gradients.seeds_of_microbatch(seed.value, k) for seed in seeds]
-            masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
-        found = step.sums_of_blocks(
-            plan,
-            images,
-            labels,
-            lambda sizes, *part_and_k: sums(sizes, weights, state, *part_and_k, 1.0),
-        )
-        total = step.total_sums(plan, found, like=found[0])
-        mean_gradients = [g / GLOBAL_BATCH_SIZE for g in total.gradients]
-        return tf.concat(logits, 0), tf.concat(masks, 0), mean_gradients
+    def replica_gradients(images, labels):
+        weights, state = replicas.weights_and_state(model)
 
-    reduction.disable_arithmetic_optimizer()
-    run = tf.function(lambda *parts: strategy.run(replica_look, parts), autograph=False)
-    logits, masks, mean_gradients = run(*parts)
-    local = strategy.experimental_local_results
+        def compute(sizes, x, y, k):
+            return compute_sums(sizes, weights, state, x, y, k, 1.0)
+
+        subtree_sums = reduction.sum_subtrees(plan, compute, images, labels)
+        structure = gradients.sums_structure(model)
+        total = reduction.total(plan, subtree_sums, structure)
+        return [g / GLOBAL_BATCH_SIZE for g in total.gradients]
+
+    runtime.disable_arithmetic_optimizer()
+    run = tf.function(
+        lambda *parts: (
+            strategy.run(_replica_logits_and_masks, (model, plan, *parts)),
+            strategy.run(replica_gradients, parts),
+        ),
+        autograph=False,
+    )
+    (logits, masks), mean_gradients = run(*parts)
+    has_dropout = any(
+        not gradients.is_averaged(v) for v in model.non_trainable_variables
+    )
     return {
-        "logits": [np.concatenate([part.numpy() for part in local(logits)])],
-        "dropout masks": [np.concatenate([part.numpy() for part in local(masks)])]
-        if seeds
+        "logits": _joined(strategy, logits),
+        "dropout masks": _joined(strategy, masks)
+        if has_dropout
         else f"{model.name} has no dropout",
-        "gradient": [local(gradient)[0].numpy() for gradient in mean_gradients],
+        "gradient": [g.numpy() for g in replicas.first(strategy, mean_gradients)],
     }
 
 
-def _gradient_of_strategy(strategy, examples):
+def _replica_logits_and_masks(
+    model: keras.Model, plan: BatchPlan, images: tf.Tensor, labels: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns this replica's logits, and random numbers from its dropout seeds."""
+    weights, state = replicas.weights_and_state(model)
+    seeds = [v for v in model.non_trainable_variables if not gradients.is_averaged(v)]
+    logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
+    own = plan.microbatches_of(replicas.replica_id())
+    pieces = microbatches.split(images, labels, [plan.microbatch_sizes[k] for k in own])
+    for k, (x, _) in zip(own, pieces, strict=True):
+        logits.append(gradients.inference_logits(model, weights, state, x))
+        drawn = [gradients.seeds_of_microbatch(seed.value, k) for seed in seeds]
+        masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
+    return tf.concat(logits, 0), tf.concat(masks, 0)
+
+
+def _joined(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[np.ndarray]:
+    """Returns the replicas' values, joined in order, as one array in a list."""
+    return [np.concatenate([v.numpy() for v in replicas.local_values(strategy, value)])]
+
+
+def _gradient_of_strategy(
+    strategy: tf.distribute.Strategy, examples: Examples
+) -> list[np.ndarray]:
     """Returns the cnn's gradient of the first batch, added as the strategy does.
 
-    The cnn's, since batch norm would take the replicas' parts for its microbatches.
+    The cnn's, since batch norm would take statistics of each replica's examples.
     """
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -202,23 +274,23 @@ def _gradient_of_strategy(strategy, examples):
     return [variable.aggregated_gradients[0] for variable in view.variables]
 
 
-def _train(strategy, model, optimizer, plans, examples, max_concurrent):
-    """Returns what 20 steps leave behind, the first and the last looked at apart."""
-    full, last = segments.make_segments(
-        strategy,
-        examples,
-        plans,
-        functools.partial(
-            step.make_train_steps,
-            strategy,
-            model,
-            optimizer,
-            max_concurrent=max_concurrent,
-        ),
-        shuffle_seed=0,
+def _train(
+    trainee: _Trainee, plans: Sequence[BatchPlan], examples: Examples
+) -> dict[str, Observation]:
+    """Trains 20 steps; returns the state after the first, the 19th and the last."""
+    model, optimizer = trainee.model, trainee.optimizer
+    make_steps = functools.partial(
+        step.make_train_steps,
+        trainee.strategy,
+        model,
+        optimizer,
+        max_concurrent=trainee.max_concurrent,
     )
-    seen = {}
-    totals = full.run(1, step.zero_totals())
+    full, last = segments.make_segments(
+        trainee.strategy, examples, plans, make_steps, shuffle_seed=0
+    )
+    seen: dict[str, Observation] = {}
+    totals = full.run(1, step_loop.zero_totals())
     seen["weights after a clipped step"] = _values(model.trainable_variables)
     totals = full.run(NUM_FULL_STEPS - 1, totals)
     seen["weights after 19 steps"] = _values(model.trainable_variables)
@@ -233,17 +305,18 @@ def _train(strategy, model, optimizer, plans, examples, max_concurrent):
     }
 
 
-def _evaluate(strategy, model, optimizer, examples, shares, max_concurrent):
-    """Returns loss and number correct of the moving averages of the weights."""
-    plans = microbatches.plan_epoch(len(examples), GLOBAL_BATCH_SIZE, shares, True)
+def _evaluate(trainee: _Trainee, examples: Examples) -> list[np.ndarray]:
+    """Returns loss and number correct with the moving averages of the weights."""
     make_steps = functools.partial(
-        step.make_eval_steps,
-        strategy,
-        model,
-        weights=optimizer.evaluated_variables,
-        max_concurrent=max_concurrent,
+        eval_step.make_eval_steps,
+        trainee.strategy,
+        trainee.model,
+        weights=trainee.optimizer.evaluated_variables,
+        max_concurrent=trainee.max_concurrent,
     )
-    totals = step.zero_totals()
-    for segment in segments.make_segments(strategy, examples, plans, make_steps):
+    totals = step_loop.zero_totals()
+    for segment in segments.make_segments(
+        trainee.strategy, examples, trainee.plan(len(examples)), make_steps
+    ):
         totals = segment.run(segment.num_steps, totals)
     return [np.asarray(value.numpy()) for value in totals]

@@ -1,1 +1,1 @@
-"""What a trained model is used for: evaluation, prediction, export."""
+"""Uses a trained model: loads, evaluates and exports it, and predicts with it."""

@@ -1,86 +1,117 @@
-"""The evaluation of a trained model: the figures that its run had, on any devices.
+"""Evaluates a trained model, with the same result as in its run, on any devices.
 
-evaluated = evaluate(trained.find("runs/first", print), dataset, chosen)
-evaluated.totals.accuracy, evaluated.totals.mean_loss
+reached = evaluate(loading.find("runs/first", print), dataset, chosen)
+reached.totals.accuracy, reached.totals.mean_loss
 """
 
 import functools
+from typing import Any
 
 from tfmirror import errors
-from tfmirror.inference import loading as trained_models
+from tfmirror.data import datasets
+from tfmirror.inference import loading
 from tfmirror.models import kernel_gradient
-from tfmirror.parallel import devices, microbatches, segments, step
+from tfmirror.parallel import (
+    devices,
+    eval_step,
+    microbatches,
+    runtime,
+    segments,
+    step_loop,
+)
+from tfmirror.parallel.devices import Devices
+from tfmirror.rundir.state import PassProgress
 from tfmirror.training import loop
 
 
-def evaluate(trained, dataset, chosen, global_batch_size=0):
-    """Returns the state.PassProgress at the end of a pass over `dataset.eval`.
+def evaluate(
+    trained: loading.Trained,
+    dataset: datasets.ImageDataset,
+    chosen: devices.Devices,
+    global_batch_size: int = 0,
+) -> PassProgress:
+    """Returns the totals and the seconds of a pass over `dataset.eval`.
 
-    On as many replicas as the run had it is computed as there. On fewer, each takes
-    several of the run's microbatches, so that nothing is rounded otherwise but sums of
-    losses; on more, microbatches are smaller.
+    On as many replicas as the run had, the computation is the same as in the run. On
+    fewer, each replica takes several of the run's microbatches, so that only the sum of
+    the losses may be rounded differently. On more, the microbatches are smaller.
 
     Args:
-      trained: trained.Trained.
-      dataset: datasets.ImageDataset.
-      chosen: devices.Devices of the replicas.
-      global_batch_size: 0: the run's own.
+      chosen: the devices of the replicas.
+      global_batch_size: examples a step over all replicas; 0: the run's own.
 
     Raises:
-      InputError: the data do not fit the model.
+      InputError: the data do not fit the model, or there are fewer examples in a global
+        batch than microbatches.
       TrainingStoppedError: the loss is not finite.
     """
     check_fits(trained, dataset)
     plans = plan(
         trained.settings,
-        len(dataset.eval),
-        chosen.num_replicas,
-        global_batch_size or trained.settings["global_batch_size"],
+        num_examples=len(dataset.eval),
+        num_replicas=chosen.num_replicas,
+        global_batch_size=global_batch_size or trained.settings["global_batch_size"],
     )
     if trained.settings.get("deterministic"):
-        devices.use_deterministic_operations()
+        runtime.use_deterministic_operations()
     strategy = devices.make_strategy(chosen)
-    model = trained_models.build(trained, strategy)
+    model = loading.build(trained, strategy)
     if chosen.are_stand_ins:
-        kernel_gradient.use_matrix_products(model)  # which also calls the layers
+        kernel_gradient.use_matrix_products(model)  # as in the run's forward pass
     make_steps = functools.partial(
-        step.make_eval_steps,
+        eval_step.make_eval_steps,
         strategy,
         model,
-        max_concurrent=devices.max_concurrent_microbatches(chosen),
+        max_concurrent=runtime.max_concurrent_microbatches(chosen),
     )
     made = segments.make_segments(strategy, dataset.eval, plans, make_steps)
-    loop.trace(made, step.zero_totals())
+    loop.trace(made, step_loop.zero_totals())
     try:
-        return loop.run_pass(made, step.zero_totals())
+        return loop.run_pass(made, step_loop.zero_totals())
     except loop.NotFiniteError as error:
         raise errors.TrainingStoppedError(
             f"the loss of step {error.num_steps + 1} of the evaluation is not finite"
         ) from error
 
 
-def choose_threads(settings, chosen):
-    """Sets TensorFlow's threads as a run with these settings has them here.
+def configure_process(settings: dict[str, Any], chosen: Devices) -> None:
+    """Sets threads and allocator as in training with these settings.
 
     Args:
-      settings: of the run, as trained.read_settings gives them.
-      chosen: devices.Devices of the replicas.
+      settings: of the run, as loading.read_settings returns them.
+      chosen: devices of the replicas.
     """
-    # Missing in runs from before they could be set.
-    threads = [settings.get(f"{k}_op_threads", 0) for k in ("intra", "inter")]
-    devices.set_threads(*threads)
-    if not threads[0]:
-        number = num_microbatches(settings, chosen.num_replicas)
-        devices.use_one_thread_per_op(chosen, number)
+    runtime.configure(
+        chosen,
+        num_microbatches(settings, chosen.num_replicas),
+        # Missing in runs from before these settings.
+        intra_op_threads=settings.get("intra_op_threads", 0),
+        inter_op_threads=settings.get("inter_op_threads", 0),
+    )
 
 
-def num_microbatches(settings, num_replicas):
-    """Returns how many there are in a global batch, for a run's `settings`."""
+def num_microbatches(settings: dict[str, Any], num_replicas: int) -> int:
+    """Returns the number of microbatches (M) in a global batch of the evaluation.
+
+    Args:
+      settings: of the run, resolved.
+    """
     return max(settings["microbatches"] or settings["gpus"], num_replicas)
 
 
-def plan(settings, num_examples, num_replicas, global_batch_size):
-    """Returns the BatchPlans of a pass with the microbatches of a run's `settings`.
+def plan(
+    settings: dict[str, Any],
+    *,
+    num_examples: int,
+    num_replicas: int,
+    global_batch_size: int,
+) -> tuple[microbatches.BatchPlan, ...]:
+    """Returns the BatchPlans of a pass with the microbatches of a run.
+
+    Args:
+      settings: of the run, resolved.
+      num_examples: in the whole pass (E).
+      global_batch_size: examples a step over all replicas (B).
 
     Raises:
       InputError: fewer examples in a global batch than microbatches.
@@ -90,7 +121,7 @@ def plan(settings, num_examples, num_replicas, global_batch_size):
         global_batch_size >= number,
         "global_batch_size",
         global_batch_size,
-        f"at least {number}, the microbatches in it",
+        f"at least {number}, the number of microbatches",
     )
     is_as_trained = num_replicas == settings["gpus"]
     return microbatches.plan_epoch(
@@ -101,8 +132,12 @@ def plan(settings, num_examples, num_replicas, global_batch_size):
     )
 
 
-def check_fits(trained, dataset):
-    """Raises InputError unless the model can be evaluated on `dataset`."""
+def check_fits(trained: loading.Trained, dataset: datasets.ImageDataset) -> None:
+    """Checks that the model can be evaluated on `dataset`.
+
+    Raises:
+      InputError: its images have another shape, or it has more classes.
+    """
     got = dataset.eval.images.shape[1:]
     if got != trained.input_shape:
         raise errors.InputError(

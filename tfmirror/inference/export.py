@@ -1,34 +1,48 @@
-"""Trained models as files for others: plain Keras, and TensorFlow's SavedModel.
+"""Exports trained models as plain Keras files and as TensorFlow SavedModels.
 
-model = trained.build(trained.find("runs/first", print))
+model = loading.build(loading.find("runs/first", print))
 write_keras(model, path)
 write_saved_model(model, folder)
 """
 
-import shutil
+import pathlib
 
 import keras
 import tensorflow as tf
 
+from tfmirror import files
 from tfmirror.data import pipeline
 from tfmirror.rundir import directory
 
-SaveError = tf.errors.OpError  # what TensorFlow raises where Python has OSError
+SaveError = tf.errors.OpError  # TensorFlow raises it where Python raises an OSError
 
 
-def write_keras(model, path):
-    """Writes the model as a file that plain Keras opens: whole, or not at all."""
+def write_keras(model: keras.Model, path: pathlib.Path) -> None:
+    """Writes the model as a file that Keras opens without tfmirror.
+
+    The file is complete and on the disk, or not written at all.
+
+    Raises:
+      OSError: it can't be written.
+    """
     directory.save_model(model, path)
 
 
-def write_saved_model(model, folder):
-    """Writes the model as a SavedModel: whole, or not at all.
+def write_saved_model(model: keras.Model, folder: pathlib.Path) -> None:
+    """Writes the model as a SavedModel.
 
     Its signature `serving_default` maps images [b, H, W, C] uint8 to classes [b] int32
-    and probabilities [b, K] float32.
+    and probabilities [b, K] float32. The folder is complete and on the disk, or not
+    written at all.
+
+    Args:
+      folder: does not exist yet.
+
+    Raises:
+      OSError, SaveError: it can't be written.
     """
 
-    def serve(images):
+    def serve(images: tf.Tensor) -> dict[str, tf.Tensor]:
         logits = model(pipeline.to_unit_range(images), training=False)
         probabilities = tf.nn.softmax(tf.cast(logits, tf.float32))
         return {
@@ -42,9 +56,5 @@ def write_saved_model(model, folder):
     archive.add_endpoint(
         "serving_default", serve, [tf.TensorSpec(shape, tf.uint8, "images")]
     )
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    try:
+    with files.replaced(folder) as unfinished:
         archive.write_out(str(unfinished), verbose=False)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A trained model, found in a run directory or in a checkpoint.
+"""Loads a trained model from a run directory or from a checkpoint.
 
 trained = find("runs/first", warn=print)
 model = build(trained, strategy)                   # mirrored, with the trained weights
@@ -6,90 +6,94 @@ model = build(trained, strategy)                   # mirrored, with the trained 
 
 import contextlib
 import dataclasses
+import pathlib
 import zipfile
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfmirror import errors, metrics, models
 from tfmirror.parallel import optimizers
 from tfmirror.rundir import checkpoints, directory, reader
-
-# What must be known of a run to build its model and to evaluate it as it did.
-NEEDED_SETTINGS = (
-    "model", "precision", "microbatches", "gpus", "global_batch_size", "dataset",
-    "data_dir", "limit_eval_examples",
-)  # fmt: skip
+from tfmirror.rundir.reader import RunRecord
+from tfmirror.rundir.state import RunState
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a model is built from, as plain values."""
+    """What a trained model is built from, as plain values."""
 
-    source: str  # for people: the file that it is from
-    settings: dict  # of its run, resolved
-    input_shape: tuple[int, int, int]  # H, W, C
+    source: str  # the file that holds the weights, for people
+    settings: dict[str, Any]  # of its run, resolved
+    input_shape: tuple[int, ...]  # (H, W, C)
     num_classes: int  # K
-    variables: tuple[np.ndarray, ...]  # all of the model's, in its order, as evaluated
+    # Of the whole model, in its order, with the weights that are evaluated.
+    variables: tuple[np.ndarray, ...]
 
 
-def find(path, warn):
+def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
     """Returns the Trained model at `path`.
 
-    Of a finished run directory it is the model at its end, of another one its last
-    whole checkpoint. Weights of which a moving average was kept are that average, as
-    in the run's own evaluation.
+    For a finished run it is the final model, for another run the newest complete
+    checkpoint. If the run kept a moving average of its weights, the weights are that
+    average, as in the run's own evaluation.
 
     Args:
-      path: a run directory, or a checkpoint.
-      warn: called with a line for each damaged checkpoint that is passed over.
+      path: a run directory or a checkpoint.
+      warn: called with one line for each damaged checkpoint that is skipped.
 
     Raises:
-      InputError: neither is there, or it is damaged.
+      InputError: there is no model, or a file of it is damaged.
     """
-    path = errors.expand_path("the model", path)
-    found = _in_folder(path, warn) if path.is_dir() else None
-    found = found or _of_state(read_checkpoint(path), path)
-    _check_settings(path, found.settings)
+    model_path = errors.expand_path("the model", path)
+    if model_path.is_dir():
+        found = _find_in_run(model_path, warn)
+    else:
+        found = _from_state(read_checkpoint(model_path), model_path)
+    reader.check_settings(model_path, found.settings, reader.NEEDED_TO_EVALUATE)
     return found
 
 
-def read_settings(path):
-    """Returns the settings of the run whose model is at `path`, a dict.
+def read_settings(path: str | pathlib.Path) -> dict[str, Any]:
+    """Returns the settings of the run whose model is at `path`.
 
-    Unlike `find` it lets TensorFlow's threads still be chosen.
+    Unlike `find` it does not start TensorFlow's runtime, so that the number of threads
+    can still be set.
 
     Raises:
-      InputError: as `find` does.
+      InputError: there is no model, or a file of it is damaged.
     """
-    path = errors.expand_path("the model", path)
-    found = reader.read(path) if path.is_dir() else read_checkpoint(path)
-    _check_settings(path, found.settings)
-    return found.settings
+    model_path = errors.expand_path("the model", path)
+    if model_path.is_dir():
+        settings = reader.read(model_path).settings
+    else:
+        settings = read_checkpoint(model_path).settings
+    reader.check_settings(model_path, settings, reader.NEEDED_TO_EVALUATE)
+    return settings
 
 
-def _check_settings(path, settings):
-    """Raises InputError if of a run's `settings` one is missing that is needed."""
-    missing = [name for name in NEEDED_SETTINGS if name not in settings]
-    if missing:
-        raise errors.InputError(f"{path}: its settings lack {', '.join(missing)}")
-
-
-def _in_folder(folder, warn):
+def _find_in_run(folder: pathlib.Path, warn: Callable[[str], object]) -> Trained:
     """Returns the Trained model of a run directory."""
     run = reader.read(folder)
-    if run.is_finished:
-        return _of_finished(run, folder)
+    if run.summary is not None:
+        return _from_finished(folder, run, run.summary)
     state, file = checkpoints.latest(folder / "checkpoints", warn)
-    if not state:
+    if state is None or file is None:
         raise errors.InputError(
-            f"{folder} holds neither a finished run nor a whole checkpoint"
+            f"{folder} holds neither a finished run nor a complete checkpoint"
         )
-    return _of_state(state, file)
+    return _from_state(state, file)
 
 
-def read_checkpoint(path):
-    """Returns the RunState in a checkpoint; raises InputError if there is none."""
+def read_checkpoint(path: pathlib.Path) -> RunState:
+    """Returns the RunState in a checkpoint.
+
+    Raises:
+      InputError: there is no complete checkpoint at `path`.
+    """
     try:
         return checkpoints.read(path)
     except checkpoints.DamagedError as error:
@@ -99,59 +103,69 @@ def read_checkpoint(path):
         ) from error
 
 
-def _of_state(state, file):
-    """Returns the Trained model of a checkpoint's RunState."""
-    found = state.variables
-    variables = tuple(
-        found.get(optimizers.ema_name(path), found[path])
-        for path in state.model["variables"]
+def _from_state(state: RunState, file: pathlib.Path) -> Trained:
+    """Returns the Trained model in the RunState that was read from `file`."""
+    saved = state.variables
+    return Trained(
+        source=str(file),
+        settings=state.settings,
+        input_shape=state.model.input_shape,
+        num_classes=state.model.num_classes,
+        variables=tuple(
+            saved.get(optimizers.ema_name(path), saved[path])
+            for path in state.model.variables
+        ),
     )
-    shape, num_classes = state.model["input_shape"], state.model["num_classes"]
-    return Trained(str(file), state.settings, tuple(shape), num_classes, variables)
 
 
-def _of_finished(run, folder):
+def _from_finished(
+    folder: pathlib.Path, run: RunRecord, summary: dict[str, Any]
+) -> Trained:
     """Returns the Trained model of a finished run."""
     file = folder / directory.MODEL
     model = _load_keras(file)
-    if metrics.weights_sha256(model.variables) != run.summary.get("weights_sha256"):
+    if metrics.weights_sha256(model.variables) != summary.get("weights_sha256"):
         raise _damaged(file, "its weights are not those in summary.json")
     return Trained(
-        str(file),
-        run.settings,
-        tuple(model.input_shape[1:]),
-        model.output_shape[-1],
-        tuple(variable.numpy() for variable in model.variables),
+        source=str(file),
+        settings=run.settings,
+        input_shape=tuple(model.input_shape[1:]),
+        num_classes=model.output_shape[-1],
+        variables=tuple(variable.numpy() for variable in model.variables),
     )
 
 
-def _load_keras(file):
-    """Returns the Keras model in `file`, which may not bring code along (safe mode)."""
+def _load_keras(file: pathlib.Path) -> keras.Model:
+    """Returns the Keras model in `file`; refuses a file that holds code (safe mode)."""
     try:
         with zipfile.ZipFile(file) as archive:
             if broken := archive.testzip():
                 raise zipfile.BadZipFile(f"bad checksum of {broken}")
         return keras.models.load_model(file, compile=False, safe_mode=True)
-    # On what is damaged or hostile, Keras, HDF5 and zipfile each raise their own.
+    # Keras, HDF5 and zipfile raise many kinds of errors for damaged and hostile files.
     except Exception as error:
         raise _damaged(file, str(error).strip().split("\n")[0]) from error
 
 
-def _damaged(file, why):
-    """Returns the InputError of a model that can't be used."""
+def _damaged(file: pathlib.Path, why: str) -> errors.InputError:
+    """Returns the error of a model file that can't be used."""
     return errors.InputError(
-        f"{file} can't be used ({why}); the run's checkpoints can be given in its place"
+        f"{file} can't be used ({why}); give one of the run's checkpoints instead"
     )
 
 
-def build(trained, strategy=None):
-    """Returns the Keras model of a Trained, mirrored on the strategy's devices.
+def build(
+    trained: Trained, strategy: tf.distribute.Strategy | None = None
+) -> keras.Model:
+    """Returns the Keras model of a Trained, with its weights.
+
+    The model maps images [b, H, W, C] float32 in [0, 1] to logits [b, K].
 
     Args:
-      strategy: None: a plain model on one device.
+      strategy: mirrors the model on its devices; None: a plain model on one device.
 
     Raises:
-      InputError: its variables are not those of the model that its settings name.
+      InputError: the variables do not fit the model that the settings name.
     """
     settings = trained.settings
     try:
@@ -160,7 +174,7 @@ def build(trained, strategy=None):
                 settings["model"],
                 trained.input_shape,
                 trained.num_classes,
-                settings["precision"],
+                precision=settings["precision"],
             )
         for variable, value in zip(model.variables, trained.variables, strict=True):
             variable.assign(value)

@@ -1,12 +1,14 @@
-"""Keras models by name. They know nothing of replicas.
+"""Builds Keras models by name. A model does not depend on the number of replicas.
 
 model = build("cnn", input_shape=(28, 28, 1), num_classes=10)
 model = build("cnn", (28, 28, 1), 10, precision="bfloat16")
 """
 
+from collections.abc import Sequence
+
 import keras
 
-from tfmirror import recipes
+from tfmirror import errors, recipes
 from tfmirror.models import (
     fused_batch_norm,
     probe,
@@ -19,22 +21,36 @@ from tfmirror.models.initializers import INITIALIZERS
 BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build, "probe": probe.build}
 
 
-def build(name, input_shape, num_classes, precision="float32", init=None):
-    """Returns the Keras model `name`: images [b, H, W, C] in [0, 1] to logits [b, K].
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    num_classes: int,
+    *,
+    precision: str = "float32",
+    init: str | None = None,
+) -> keras.Model:
+    """Returns a new model: images [b, H, W, C] float32 in [0, 1] to logits [b, K].
 
-    Its batch norm is computed by TensorFlow's fused kernel, and pixels that no logit
-    depends on are not computed; it is saved as plain Keras.
+    TensorFlow's fused kernel computes its batch norm, and pixels on which no logit
+    depends are cut off. Neither is saved with the model, which is plain Keras.
 
     Args:
-      precision: of its arithmetic, "float32", "bfloat16" or "float16"; its variables
-        and logits are float32.
-      init: how its kernels are drawn, one of INITIALIZERS; None: as its chapter does.
+      name: one of `BUILDERS`.
+      input_shape: (H, W, C) of the images.
+      num_classes: K.
+      precision: dtype of the computations: "float32", "bfloat16" or "float16".
+        Variables and logits are always float32.
+      init: initializer of the kernels, one of `INITIALIZERS`; None: the recipe's for
+        this model, or "glorot" if it has no recipe.
 
     Raises:
-      InputError: images too small for it.
+      InputError: the name or the initializer is unknown, or the images are too small
+        for the model.
     """
+    errors.require_one_of(BUILDERS, "model", name)
     if init is None:
         init = recipes.RECIPES[name].init if name in recipes.RECIPES else "glorot"
+    errors.require_one_of(INITIALIZERS, "init", init)
     policy = keras.config.dtype_policy()
     mixed = precision if precision == "float32" else f"mixed_{precision}"
     keras.config.set_dtype_policy(mixed)
@@ -43,5 +59,5 @@ def build(name, input_shape, num_classes, precision="float32", init=None):
     finally:
         keras.config.set_dtype_policy(policy)
     fused_batch_norm.fuse(model)
-    unused_pixels.leave_out(model)
+    unused_pixels.crop_inputs(model)
     return model

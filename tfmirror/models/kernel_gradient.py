@@ -1,14 +1,17 @@
-"""The gradient of a convolution's kernel as matrix products, where that is faster.
+"""Computes the gradient of a convolution's kernel as matrix products, which is faster.
 
-    use_matrix_products(model)              # each Conv2D that gains, in bfloat16 on CPU
+    use_matrix_products(model)      # in bfloat16 Conv2D layers that gain speed, on CPUs
 
-oneDNN's own kernel for it reaches a fifth of what the processor's matrix units can do
-when images are small and channels are many, as in the last stages of a ResNet. A kernel
-of k x k is k^2 matrices [C, D]; the gradient of each is one product of the images,
-shifted by its offset, with the gradients of the outputs:
+oneDNN's own kernel for this gradient reaches a fifth of the speed of the processor's
+matrix units when images are small and channels are many, as in the last stages of a
+ResNet. A kernel of size k x k consists of k^2 matrices [C, D]. The gradient of each is
+one matrix product of the images, shifted by its offset, with the gradients of the
+outputs. With s the stride:
 
     dL/dK[i, j] = sum over b, y, x of X[b, s y + i, s x + j, :]^T dL/dY[b, y, x, :]
 """
+
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -16,30 +19,38 @@ import tensorflow as tf
 from tfmirror import hardware
 from tfmirror.models import layer_override
 
-# Measured (BUILD_NOTES.md): with units for bfloat16 matrices (AMX) faster up to 14x14
-# outputs, with bfloat16 vectors (AVX-512) up to 7x7. Above, shifted copies cost more
-# than the products save; in float32 they do at most sizes.
+# Measured (BUILD_NOTES.md): matrix products are faster up to 14x14 outputs with units
+# for bfloat16 matrices (AMX), and up to 7x7 with bfloat16 vectors (AVX-512). For larger
+# outputs, and for float32 at most sizes, the shifted copies cost more than is saved.
 LARGEST_SIDE_OF_MATRIX_UNITS = 14
 LARGEST_SIDE = 7
 DTYPE = "bfloat16"
 
 
-def use_matrix_products(model):
-    """Lets every Conv2D of `model` that gains by it take its gradient in that way.
+def use_matrix_products(model: keras.Model) -> None:
+    """Makes every Conv2D of `model` that gains speed use `convolve`.
 
-    The layer's `call` is replaced, see `layer_calls`. Values and gradients are the same
-    to rounding.
+    Overrides the layers' `call`; `layer_override.restore_call` undoes it for one layer.
+    Outputs and gradients are the same up to rounding.
+
+    Args:
+      model: a built model; only its direct layers are looked at.
     """
     has_units = hardware.cpu_has_any(hardware.BFLOAT16_MATRIX_FLAGS)
     largest_side = LARGEST_SIDE_OF_MATRIX_UNITS if has_units else LARGEST_SIDE
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D) and _gains(layer, largest_side):
-            layer_override.replace(layer, _call)
+            layer_override.override_call(layer, _call)
 
 
-def _gains(layer, largest_side):
-    """Returns whether `layer` is served, and faster for it."""
-    is_plain = (
+def _gains(layer: keras.layers.Conv2D, largest_side: int) -> bool:
+    """Returns whether `convolve` supports a built layer, and is faster for it.
+
+    Args:
+      layer: the layer.
+      largest_side: largest height or width of the outputs at which it is faster.
+    """
+    is_supported = (
         layer.compute_dtype == DTYPE
         and layer.data_format == "channels_last"
         and layer.padding == "same"
@@ -47,24 +58,35 @@ def _gains(layer, largest_side):
         and layer.groups == 1
         and layer.strides[0] == layer.strides[1]
     )
-    return is_plain and max(layer.output.shape[1:3]) <= largest_side
+    return is_supported and max(layer.output.shape[1:3]) <= largest_side
 
 
-def _call(layer, inputs):
-    """Does what `layer`'s own `call` does."""
+def _call(layer: keras.layers.Conv2D, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns what the layer's own `call` does, [b, H, W, C] to [b, H', W', D]."""
     outputs = convolve(inputs, tf.cast(layer.kernel, inputs.dtype), layer.strides[0])
     if layer.use_bias:
         outputs = tf.nn.bias_add(outputs, tf.cast(layer.bias, outputs.dtype))
     return layer.activation(outputs) if layer.activation else outputs
 
 
-def convolve(images, kernel, stride):
-    """Returns images [b, H, W, C] convolved with kernel [h, w, C, D], SAME padding."""
+def convolve(images: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor:
+    """Returns a convolution whose gradient is computed by `kernel_gradient`.
+
+    Args:
+      images: [b, H, W, C], with known H, W and C.
+      kernel: [h, w, C, D], of the same dtype.
+      stride: of both axes, 1 or more.
+
+    Returns:
+      [b, ceil(H / stride), ceil(W / stride), D], padded as SAME.
+    """
 
     @tf.custom_gradient
-    def convolution(images, kernel):
-        def gradient(upstream):
-            of_images = tf.raw_ops.Conv2DBackpropInput(
+    def convolution(
+        images: tf.Tensor, kernel: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]]:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            image_gradient = tf.raw_ops.Conv2DBackpropInput(
                 input_sizes=tf.shape(images),
                 filter=kernel,
                 out_backprop=upstream,
@@ -72,30 +94,35 @@ def convolve(images, kernel, stride):
                 padding="SAME",
             )
             sides = kernel.shape[:2]
-            return of_images, kernel_gradient(images, upstream, sides, stride)
+            return image_gradient, kernel_gradient(
+                images, upstream, sides, stride=stride
+            )
 
         return tf.nn.conv2d(images, kernel, stride, "SAME"), gradient
 
     return convolution(images, kernel)
 
 
-def kernel_gradient(images, upstream, sides, stride):
-    """Returns dL/dK [h, w, C, D] of a convolution padded as SAME.
+def kernel_gradient(
+    images: tf.Tensor, upstream: tf.Tensor, sides: Sequence[int], *, stride: int
+) -> tf.Tensor:
+    """Returns the gradient of a convolution's kernel, dL/dK [h, w, C, D].
 
     Args:
-      images: [b, H, W, C], what was convolved, with known shape but for b.
-      upstream: [b, ceil(H / stride), ceil(W / stride), D], dL/d(outputs).
+      images: [b, H, W, C], the inputs of the convolution, with known H, W and C.
+      upstream: [b, ceil(H / stride), ceil(W / stride), D], dL/dY.
       sides: (h, w) of the kernel.
-      stride: of both axes.
+      stride: of both axes, 1 or more.
     """
     height, width, channels = images.shape[1:]
     out_height, out_width, out_channels = upstream.shape[1:]
     pads = [
-        _padding(height, out_height, sides[0], stride),
-        _padding(width, out_width, sides[1], stride),
+        _padding(height, out_height, sides[0], stride=stride),
+        _padding(width, out_width, sides[1], stride=stride),
     ]
     padded = tf.pad(images, [[0, 0], *pads, [0, 0]])
-    # With strides, pixels that one offset of the kernel meets lie beside each other.
+    # With a stride, one offset of the kernel meets every s-th pixel. In `grid` these
+    # pixels are neighbours, and an offset's remainder modulo s selects the channels.
     grid = tf.nn.space_to_depth(padded, stride) if stride > 1 else padded
     rows = tf.reshape(upstream, [-1, out_channels])
     products = []
@@ -103,16 +130,26 @@ def kernel_gradient(images, upstream, sides, stride):
         for j in range(sides[1]):
             y, x = i // stride, j // stride
             first = (i % stride * stride + j % stride) * channels
-            met = grid[:, y : y + out_height, x : x + out_width, :]
-            met = met[..., first : first + channels]
-            columns = tf.reshape(met, [-1, channels])
+            shifted = grid[:, y : y + out_height, x : x + out_width, :]
+            shifted = shifted[..., first : first + channels]
+            columns = tf.reshape(shifted, [-1, channels])
             products.append(tf.matmul(columns, rows, transpose_a=True))
     return tf.reshape(tf.stack(products), [*sides, channels, out_channels])
 
 
-def _padding(side, out_side, kernel_side, stride):
-    """Returns [before, after] of SAME, filled up to a multiple of `stride`."""
+def _padding(side: int, out_side: int, kernel_side: int, *, stride: int) -> list[int]:
+    """Returns SAME's padding of one axis, enlarged to a multiple of `stride` pixels.
+
+    Args:
+      side: of the images, pixels.
+      out_side: of the outputs, pixels.
+      kernel_side: of the kernel, pixels.
+      stride: of the convolution.
+
+    Returns:
+      [pixels before, pixels after]; their sum plus `side` is a multiple of `stride`.
+    """
     total = max((out_side - 1) * stride + kernel_side - side, 0)
     before = total // 2
-    filled = -(-(side + total) // stride) * stride
-    return [before, filled - side - before]
+    padded_side = -(-(side + total) // stride) * stride
+    return [before, padded_side - side - before]

@@ -5,38 +5,47 @@ of stride 1 without max-pooling, four stages of two residual blocks, batch norm 
 both 3x3 convolutions of a block and none on the 1x1 convolution of its shortcut.
 """
 
+from collections.abc import Callable, Sequence
+
 import keras
 
 STAGES = (64, 128, 256, 512)
 BLOCKS_PER_STAGE = 2
 
-# Of batch norm, MXNet's defaults, with which the chapter trains; Keras' own are 0.99
-# and 1e-3. With kernels from Normal(0, 0.01) the first layers' variances are far below
-# 1e-3, which would not normalize them, and in the hundred steps of an epoch statistics
-# that move by a hundredth a step are of no use for evaluation.
+# Batch norm has MXNet's defaults, which the chapter trains with; Keras' are 0.99 and
+# 1e-3. With kernels from Normal(0, 0.01), the variances in the first layers are far
+# below 1e-3, so Keras' epsilon would keep them from being normalized. And within the
+# hundred steps of an epoch, statistics with momentum 0.99 lag too far behind to be of
+# use for evaluation.
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
 
-def build(input_shape, num_classes, initializer):
+def build(
+    input_shape: Sequence[int],
+    num_classes: int,
+    initializer: Callable[[], keras.Initializer],
+) -> keras.Model:
     """Returns the model: images [b, H, W, C] float32 in [0, 1] to logits [b, K].
 
-    28x28x1 images and 10 classes make 11,183,626 parameters, of which 7,808 are batch
-    norm's moving statistics.
+    For 28x28x1 images and 10 classes it has 11,183,626 parameters, of which 7,808 are
+    batch norm's moving statistics.
 
     Args:
-      initializer: function that gives the Keras initializer of one layer's kernel.
+      input_shape: (H, W, C).
+      num_classes: K.
+      initializer: returns a new Keras initializer for the kernel of one layer.
     """
     layers = keras.layers
     inputs = keras.Input(input_shape, name="images")
-    x = _convolution(STAGES[0], 3, 1, "stem_conv", initializer)(inputs)
+    x = _convolution(STAGES[0], 3, 1, name="stem_conv", initializer=initializer)(inputs)
     x = _norm("stem_norm")(x)
     x = layers.ReLU(name="stem_relu")(x)
     for stage, channels in enumerate(STAGES, start=1):
         for block in range(1, BLOCKS_PER_STAGE + 1):
-            halves = block == 1 and stage > 1
+            stride = 2 if block == 1 and stage > 1 else 1
             name = f"stage{stage}_block{block}"
-            x = _residual(x, channels, 2 if halves else 1, name, initializer)
+            x = _residual(x, channels, stride, name=name, initializer=initializer)
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     logits = layers.Dense(
         num_classes, kernel_initializer=initializer(), dtype="float32", name="logits"
@@ -44,21 +53,50 @@ def build(input_shape, num_classes, initializer):
     return keras.Model(inputs, logits, name="resnet18")
 
 
-def _residual(x, channels, stride, name, initializer):
-    """Returns relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))."""
+def _residual(
+    x: keras.KerasTensor,
+    channels: int,
+    stride: int,
+    *,
+    name: str,
+    initializer: Callable[[], keras.Initializer],
+) -> keras.KerasTensor:
+    """Returns relu(shortcut(x) + norm(conv(relu(norm(conv(x))))).
+
+    Args:
+      x: [b, H, W, C].
+      channels: of the result.
+      stride: of the first convolution. If it is 1, the shortcut is the identity and C
+        must equal `channels`; otherwise it is a 1x1 convolution.
+      name: prefix of the layers' names.
+      initializer: returns a new Keras initializer for the kernel of one layer.
+    """
     layers = keras.layers
-    y = _convolution(channels, 3, stride, f"{name}_conv1", initializer)(x)
+
+    def convolution(size: int, stride: int, suffix: str) -> keras.Layer:
+        return _convolution(
+            channels, size, stride, name=f"{name}_{suffix}", initializer=initializer
+        )
+
+    y = convolution(3, stride, "conv1")(x)
     y = _norm(f"{name}_norm1")(y)
     y = layers.ReLU(name=f"{name}_relu1")(y)
-    y = _convolution(channels, 3, 1, f"{name}_conv2", initializer)(y)
+    y = convolution(3, 1, "conv2")(y)
     y = _norm(f"{name}_norm2")(y)
     if stride != 1:
-        x = _convolution(channels, 1, stride, f"{name}_shortcut", initializer)(x)
+        x = convolution(1, stride, "shortcut")(x)
     return layers.ReLU(name=f"{name}_relu2")(layers.Add(name=f"{name}_add")([x, y]))
 
 
-def _convolution(channels, size, stride, name, initializer):
-    """Returns a convolution as the chapter builds it, with a bias."""
+def _convolution(
+    channels: int,
+    size: int,
+    stride: int,
+    *,
+    name: str,
+    initializer: Callable[[], keras.Initializer],
+) -> keras.layers.Conv2D:
+    """Returns a convolution with a bias and "same" padding, as in the chapter."""
     return keras.layers.Conv2D(
         channels,
         size,
@@ -69,8 +107,8 @@ def _convolution(channels, size, stride, name, initializer):
     )
 
 
-def _norm(name):
-    """Returns batch norm as the chapter has it."""
+def _norm(name: str) -> keras.layers.BatchNormalization:
+    """Returns a batch norm layer with the chapter's momentum and epsilon."""
     return keras.layers.BatchNormalization(
         momentum=MOMENTUM, epsilon=EPSILON, name=name
     )

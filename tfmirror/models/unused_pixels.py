@@ -1,14 +1,14 @@
-"""What pooling drops is not computed: pixels on which no logit depends are cut off.
+"""Cuts off the pixels of images on which no logit depends.
 
-    leave_out(model)                # of a Sequential that begins with convolutions
+    crop_inputs(model)              # a Sequential that begins with convolutions
 
-A pool of 2 x 2 over an odd number of rows leaves the last one out. The convolution
-before it computes that row all the same, and its gradients, which are zero. In the
-small CNN on 28 x 28 pixels that is a fifth of all work: 17 of the second convolution's
-81 positions, and with them the last two rows and columns of the images.
+A 2x2 pool over an odd number of rows ignores the last row. The convolution before it
+still computes that row, and its gradients, which are zero. In the small CNN on 28x28
+pixels this is a fifth of all work: 17 of the second convolution's 81 positions, and
+with them the last two rows and columns of the images.
 
-    28 -conv 3-> 26 -pool 2-> 13 -conv 5-> 9 -pool 2-> 4     as it is written
-    26 -conv 3-> 24 -pool 2-> 12 -conv 5-> 8 -pool 2-> 4     what it depends on
+    28 -conv 3-> 26 -pool 2-> 13 -conv 5-> 9 -pool 2-> 4     as the layers are defined
+    26 -conv 3-> 24 -pool 2-> 12 -conv 5-> 8 -pool 2-> 4     what the logits depend on
 """
 
 import functools
@@ -16,50 +16,57 @@ import itertools
 import typing
 
 import keras
+import tensorflow as tf
 
 from tfmirror.models import layer_override
 
 
-class Use(typing.NamedTuple):
-    """How much of its images a layer needs, from the upper left corner on."""
+class NeededRegion(typing.NamedTuple):
+    """The upper left part of a layer's inputs and outputs that logits depend on."""
 
     layer: keras.Layer
-    inputs: tuple[int, int]  # height, width
-    outputs: tuple[int, int]
+    inputs: tuple[int, int]  # (height, width), pixels
+    outputs: tuple[int, int]  # (height, width), pixels
 
 
-def leave_out(model):
-    """Lets the first layer of `model` take only the pixels that logits depend on.
+def crop_inputs(model: keras.Model) -> None:
+    """Makes the first layer of `model` take only the pixels that logits depend on.
 
-    Logits are as before, gradients but for rounding. What the first layers give is
-    smaller than they say, so that no other model may share them. The first one's
-    `call` is replaced, see `layer_calls`.
+    Logits keep their bits; gradients are the same up to rounding. The outputs of the
+    first layers become smaller than their `output.shape` says, so no other model may
+    share these layers. A model is left unchanged if no pixel is known to be unneeded.
+    `layer_override.restore_call` of the first layer undoes it.
+
+    Args:
+      model: a built model of any kind; see `needed_regions`.
     """
-    uses = leading_uses(model)
-    if any(use.outputs != use.layer.output.shape[1:3] for use in uses):
-        whole, used = uses[0].layer.input.shape[1:3], uses[0].inputs
-        layer_override.replace(uses[0].layer, functools.partial(_call, whole, used))
+    regions = needed_regions(model)
+    if any(region.outputs != region.layer.output.shape[1:3] for region in regions):
+        first = regions[0]
+        call = functools.partial(_call, first.layer.input.shape[1:3], first.inputs)
+        layer_override.override_call(first.layer, call)
 
 
-def leading_uses(model):
-    """Returns the Uses of the windows that a Sequential begins with, in order.
+def needed_regions(model: keras.Model) -> list[NeededRegion]:
+    """Returns what is needed of the convolutions and pools that a model begins with.
 
-    The last one's outputs are needed whole, since what follows may look at all of them.
-    A model of another kind has none, nor one of images of any size.
+    Only the leading layers of a Sequential with images of known size are analysed; for
+    other models the list is empty. The outputs of the last of these layers are needed
+    whole, since the layers after it may use all of them.
     """
     if not isinstance(model, keras.Sequential) or None in model.input_shape[1:3]:
         return []
     windows = list(itertools.takewhile(_is_window, model.layers))
-    uses = []
+    regions: list[NeededRegion] = []
     for layer in reversed(windows):
-        outputs = uses[-1].inputs if uses else layer.output.shape[1:3]
-        uses.append(Use(layer, _inputs_of(layer, outputs), outputs))
-    return uses[::-1]
+        outputs = regions[-1].inputs if regions else layer.output.shape[1:3]
+        regions.append(NeededRegion(layer, _needed_inputs(layer, outputs), outputs))
+    return regions[::-1]
 
 
-def _is_window(layer):
-    """Returns whether each output of `layer` depends on one window of pixels."""
-    if type(layer) is keras.layers.Conv2D:  # not a subclass, which may do anything
+def _is_window(layer: keras.Layer) -> bool:
+    """Returns whether each output of `layer` depends only on one window of pixels."""
+    if type(layer) is keras.layers.Conv2D:  # a subclass could compute anything
         known = (keras.activations.linear, keras.activations.relu)
         is_known = layer.activation in known and not layer.activity_regularizer
     else:
@@ -69,8 +76,13 @@ def _is_window(layer):
     )
 
 
-def _inputs_of(layer, outputs):
-    """Returns (height, width) of the pixels that so many outputs depend on."""
+def _needed_inputs(layer: keras.Layer, outputs: tuple[int, int]) -> tuple[int, int]:
+    """Returns the (height, width) of inputs on which the first `outputs` depend.
+
+    Args:
+      layer: a convolution or a pool, see `_is_window`.
+      outputs: (height, width), pixels.
+    """
     if isinstance(layer, keras.layers.Conv2D):
         sizes = [
             (size - 1) * dilation + 1
@@ -80,18 +92,32 @@ def _inputs_of(layer, outputs):
         ]
     else:
         sizes = layer.pool_size
-    return tuple(
+    height, width = (
         (count - 1) * stride + size
         for count, stride, size in zip(outputs, layer.strides, sizes, strict=True)
     )
+    return height, width
 
 
-def _call(whole, used, layer, inputs):
-    """Does what `layer`'s own `call` does with the upper left of its inputs.
+def _call(
+    whole: tuple[int, int],
+    needed: tuple[int, int],
+    layer: keras.Layer,
+    inputs: tf.Tensor,
+) -> tf.Tensor:
+    """Runs the layer's own `call` on the needed upper left part of its inputs.
 
     Args:
-      whole, used: (height, width) of the inputs, and of what is taken of them.
+      whole: (height, width) of the inputs, pixels.
+      needed: (height, width) of the part that is needed.
+      layer: the layer.
+      inputs: [b, H, W, C].
+
+    Raises:
+      ValueError: the inputs aren't of size `whole`.
     """
-    if tuple(inputs.shape[1:3]) != whole:  # what later layers would not see any more
-        raise ValueError(f"{layer.name} takes images of {whole}: got {inputs.shape}")
-    return type(layer).call(layer, inputs[:, : used[0], : used[1], :])
+    if tuple(inputs.shape[1:3]) != whole:  # the crop would hide this from later layers
+        raise ValueError(
+            f"{layer.name} takes images of {whole}: got shape {inputs.shape}"
+        )
+    return type(layer).call(layer, inputs[:, : needed[0], : needed[1], :])

@@ -1,21 +1,18 @@
 """Which devices the replicas live on, and the strategy that mirrors variables on them.
 
-devices = choose(num_gpus=2)
+devices = set_up(num_gpus=2)
 strategy = make_strategy(devices)
 """
 
-import contextlib
 import dataclasses
-import math
 
 import tensorflow as tf
 
-from tfmirror import config, errors, hardware
-from tfmirror.parallel import allocator, reduction
+from tfmirror import config, errors, hardware, recipes
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
-# cost nothing that we could measure (BUILD_NOTES.md), so there are always enough for
-# runs with other numbers of replicas later in the same process.
+# have no measurable cost (BUILD_NOTES.md), so a process always makes enough for later
+# runs with other numbers of replicas.
 MIN_LOGICAL_CPUS = 8
 
 
@@ -24,14 +21,14 @@ class Devices:
     """The device of each replica."""
 
     names: tuple[str, ...]  # as TensorFlow writes them: "GPU:0"
-    are_stand_ins: bool  # logical CPU devices in place of GPUs
+    are_stand_ins: bool  # logical CPU devices instead of GPUs
 
     @property
-    def num_replicas(self):
-        """Replicas, one a device (N)."""
+    def num_replicas(self) -> int:
+        """Replicas, one on each device (N)."""
         return len(self.names)
 
-    def describe(self):
+    def describe(self) -> str:
         """Returns one line for people."""
         listed = ", ".join(self.names)
         if self.are_stand_ins:
@@ -39,17 +36,17 @@ class Devices:
         return listed
 
 
-def choose(num_gpus, device_type="auto", keeps_memory=True):
-    """Returns the Devices for `num_gpus` replicas.
+def set_up(num_gpus: int, device_type: str = "auto") -> Devices:
+    """Returns the Devices for `num_gpus` replicas; makes logical CPU devices if needed.
 
-    0 takes all GPUs there are, or config.NUM_STAND_INS logical CPU devices.
-    `device_type` "auto" takes GPUs, or logical CPU devices on a machine without any;
-    "gpu" refuses that, "cpu" asks for it. On CPUs freed memory stays with the process
-    (`allocator.keep_freed_memory`) unless `keeps_memory` is False.
+    Args:
+      num_gpus: 0: all GPUs, or recipes.NUM_STAND_INS logical CPU devices.
+      device_type: "auto": GPUs, or logical CPU devices on a machine without any;
+        "gpu": GPUs only; "cpu": logical CPU devices.
 
     Raises:
-      InputError: fewer GPUs than asked for; a GPU that TensorFlow can't see; logical
-        CPU devices needed after the runtime was started with fewer.
+      InputError: there are fewer GPUs than asked for, or TensorFlow can't see them; or
+        TensorFlow has started with fewer logical CPU devices than needed.
     """
     config.check_device_settings(num_gpus, device_type)
     physical_gpus = (
@@ -59,9 +56,7 @@ def choose(num_gpus, device_type="auto", keeps_memory=True):
         device_type == "auto" and (physical_gpus or hardware.has_nvidia_driver())
     )
     if not wants_gpus:
-        count = num_gpus or config.NUM_STAND_INS
-        if keeps_memory:
-            allocator.keep_freed_memory()
+        count = num_gpus or recipes.NUM_STAND_INS
         _make_logical_cpus(count)
         return Devices(tuple(f"CPU:{k}" for k in range(count)), are_stand_ins=True)
     if not physical_gpus or num_gpus > len(physical_gpus):
@@ -70,35 +65,38 @@ def choose(num_gpus, device_type="auto", keeps_memory=True):
     return Devices(tuple(f"GPU:{k}" for k in range(count)), are_stand_ins=False)
 
 
-def count_gpus(device_type="auto"):
-    """Returns how many GPUs TensorFlow sees; none for device_type "cpu"."""
+def count_gpus(device_type: str = "auto") -> int:
+    """Returns how many GPUs TensorFlow sees; 0 for device_type "cpu"."""
     return 0 if device_type == "cpu" else len(tf.config.list_physical_devices("GPU"))
 
 
-def make_strategy(devices, all_reduce="auto"):
-    """Returns a tf.distribute.MirroredStrategy with one replica on each of `devices`.
+def make_strategy(
+    devices: Devices, all_reduce: str = "auto"
+) -> tf.distribute.MirroredStrategy:
+    """Returns a MirroredStrategy with one replica on each of `devices`.
 
-    The default reduction (CollectiveAllReduce) keeps group sizes for the whole process,
-    so a second strategy of another size fails under it (TensorFlow 2.21); these don't.
-    On logical CPUs adding on one device is as fast as a ring.
+    TensorFlow's default reduction (CollectiveAllReduce) keeps group sizes for the whole
+    process, so a second strategy of another size fails under it (TensorFlow 2.21).
+    Those used here don't. On logical CPU devices, adding on one device is as fast as a
+    ring.
 
     Args:
-      all_reduce: how gradients are added, one of config.ALL_REDUCES.
+      all_reduce: how gradients are added, a choice of the setting all_reduce.
 
     Raises:
-      InputError: a reduction of GPUs on logical CPU devices.
+      InputError: `all_reduce` needs GPUs, but `devices` are logical CPU devices.
     """
     if all_reduce == "auto":
         all_reduce = "one_device" if devices.are_stand_ins else "nccl"
     if devices.are_stand_ins and all_reduce != "one_device":
         raise errors.InputError(
-            f"all_reduce={all_reduce} is of GPUs alone: logical CPU devices stand in; "
-            "give auto or one_device"
+            f"all_reduce={all_reduce} needs GPUs, but this run uses logical CPU "
+            "devices: use auto or one_device"
         )
     return tf.distribute.MirroredStrategy(list(devices.names), REDUCTIONS[all_reduce]())
 
 
-# All gradients travel in one pack, unless they are packed before (--pack_mb).
+# Each sends all gradients in one pack, unless --pack_mb has packed them before.
 REDUCTIONS = {
     "nccl": tf.distribute.NcclAllReduce,
     "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
@@ -106,97 +104,36 @@ REDUCTIONS = {
 }
 
 
-def set_threads(intra_op, inter_op):
-    """Lets an operation, and operations at a time, have so many threads; 0: as it is.
+def make_default_strategy(devices: Devices) -> tf.distribute.Strategy:
+    """Returns a MirroredStrategy with TensorFlow's defaults, to compare with.
 
-    Raises:
-      InputError: TensorFlow's runtime runs with others already.
-    """
-    threading = tf.config.threading
-    try:
-        # Once the runtime has started even the same numbers are refused.
-        if intra_op and threading.get_intra_op_parallelism_threads() != intra_op:
-            threading.set_intra_op_parallelism_threads(intra_op)
-        if inter_op and threading.get_inter_op_parallelism_threads() != inter_op:
-            threading.set_inter_op_parallelism_threads(inter_op)
-    except RuntimeError as error:
-        raise errors.InputError(
-            "intra_op_threads and inter_op_threads can't be changed once TensorFlow "
-            "runs: give them to the first run of a process"
-        ) from error
-
-
-def use_one_thread_per_op(devices, num_microbatches):
-    """Lets each operation run in one thread, if microbatches keep all cores busy.
-
-    TensorFlow has one pool of threads for the operations of all logical CPU devices.
-    With more than one in it, an operation waits for threads that another microbatch's
-    occupies: up to a third of the CNN's speed on two cores (BUILD_NOTES.md). For who
-    has the process to itself: once TensorFlow runs, its threads stay as they are.
-
-    Args:
-      num_microbatches: of a global batch. Where they are fixed, threads may not follow
-        the number of replicas: oneDNN adds a kernel's gradient by thread.
-    """
-    if devices.are_stand_ins and num_microbatches >= hardware.num_cores():
-        with contextlib.suppress(RuntimeError):
-            tf.config.threading.set_intra_op_parallelism_threads(1)
-
-
-def max_concurrent_microbatches(devices):
-    """Returns how many of its microbatches each replica may compute at a time.
-
-    Where an operation has one thread, so many that no core is without work: a power of
-    two, as `subtrees.compile_sums` takes it, and not less than a replica's share of the
-    cores. Elsewhere one.
-    """
-    threading = tf.config.threading
-    if not devices.are_stand_ins or threading.get_intra_op_parallelism_threads() != 1:
-        return 1
-    cores = hardware.num_cores()
-    running = min(cores, threading.get_inter_op_parallelism_threads() or cores)
-    return reduction.tree_size(math.ceil(running / devices.num_replicas))
-
-
-def make_usual_strategy(devices):
-    """Returns the strategy that one makes without a second thought, to compare with.
-
-    A MirroredStrategy as it comes, which serves once a process (see `make_strategy`);
-    for one device none, which is what TensorFlow's default strategy is.
+    A process can use only one size of it (see `make_strategy`). For one device it is
+    TensorFlow's default strategy, which distributes nothing.
     """
     if devices.num_replicas == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(list(devices.names))
 
 
-def use_deterministic_operations():
-    """Lets TensorFlow use only operations that give the same bits each time.
-
-    For the rest of the process. On GPUs it is what makes two runs alike; on CPUs those
-    used here are so already.
-    """
-    tf.config.experimental.enable_op_determinism()
-
-
-def _too_few_gpus(num_gpus, num_found):
-    """Returns the message that says what is there and what can be done."""
+def _too_few_gpus(num_gpus: int, num_found: int) -> str:
+    """Returns the message: what was asked for, what was found, and what to do."""
     asked = num_gpus or "at least 1"
     message = f"gpus: {asked} asked for, but TensorFlow sees {num_found}"
     if num_found:
         return f"{message}; ask for --gpus={num_found}, or for --device_type=cpu"
     if hardware.has_nvidia_driver():
         return (
-            f"{message} although an NVIDIA driver is there; install the CUDA libraries "
+            f"{message}, although there is an NVIDIA driver; install CUDA's libraries "
             "with pip install 'tfmirror[cuda]', or ask for --device_type=cpu"
         )
-    return f"{message}; without --device_type=gpu, logical CPU devices stand in"
+    return f"{message}; without --device_type=gpu, logical CPU devices take their place"
 
 
-def _make_logical_cpus(count):
-    """Makes at least `count` logical CPU devices, unless the runtime has them already.
+def _make_logical_cpus(count: int) -> None:
+    """Makes at least `count` logical CPU devices, unless TensorFlow has them already.
 
     Raises:
-      InputError: the runtime runs with fewer, and can't be given more.
+      InputError: TensorFlow has started with fewer, and can't make more.
     """
     physical = tf.config.list_physical_devices("CPU")[0]
     wanted = [tf.config.LogicalDeviceConfiguration()] * max(count, MIN_LOGICAL_CPUS)
@@ -206,7 +143,7 @@ def _make_logical_cpus(count):
         there = len(tf.config.list_logical_devices("CPU"))
         if there < count:
             raise errors.InputError(
-                f"gpus: {count} logical CPU devices asked for, but TensorFlow runs "
-                f"with {there} already; call devices.choose before anything else "
-                "uses it"
+                f"gpus: {count} logical CPU devices asked for, but TensorFlow has "
+                f"started with {there}; call devices.set_up before anything else uses "
+                "TensorFlow"
             ) from None

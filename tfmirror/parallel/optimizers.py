@@ -1,32 +1,48 @@
-"""How an aggregated gradient changes the variables: once, and alike on every replica.
+"""How an aggregated gradient changes the variables: once, equally on every replica.
 
     with strategy.scope():
-        optimizer = Update(keras.optimizers.SGD(0.1, momentum=0.9), model)
+        optimizer = MirroredOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), model)
     optimizer.apply(gradients, state, new_state)          # in replica context
 
 Clipping by global norm, weight decay, momentum and schedules are the Keras optimizer's
-own: given a gradient that is aggregated already, they act on it once.
+own. It gets a gradient that is aggregated already, so they act on it once.
 """
+
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-# Dynamic loss scaling as Keras' LossScaleOptimizer does it (NVIDIA, Mixed precision
-# training, section 3.2): halved on an overflow, doubled after so many steps without
+from tfmirror import errors, recipes
+
+# Dynamic loss scaling as in Keras' LossScaleOptimizer (NVIDIA, Mixed precision
+# training, section 3.2): halved on an overflow, doubled after this many steps without
 # one.
 INITIAL_LOSS_SCALE = 2.0**15
 STEPS_TO_GROW_LOSS_SCALE = 2000
 
 
 class MirroredOptimizer:
-    """The optimizer of a model, and what else follows each of its steps."""
+    """A Keras optimizer whose variables are mirrored, as are all that it updates.
 
-    def __init__(self, optimizer, model, *, ema_decay=0.0, scales_loss=False):
-        """Builds the optimizer's variables; call it in the strategy's scope.
+    Beside the model's weights these are the moving statistics of batch norm, the moving
+    averages of the weights, and the loss scale.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.Optimizer,
+        model: keras.Model,
+        *,
+        ema_decay: float = 0.0,
+        scales_loss: bool = False,
+    ) -> None:
+        """Builds the optimizer's variables. Call it in the strategy's scope.
 
         Args:
-          optimizer: a Keras optimizer, not built.
-          ema_decay: of the moving average of the weights, in [0, 1); 0: none is kept.
+          optimizer: not built yet.
+          model: whose trainable variables the optimizer updates.
+          ema_decay: decay of the weights' moving average, in [0, 1); 0: none is kept.
           scales_loss: whether the loss is scaled, for float16. A step whose aggregated
             gradient is not finite is then skipped.
         """
@@ -35,64 +51,66 @@ class MirroredOptimizer:
         self.keras_optimizer = optimizer
         self.trainable_variables = model.trainable_variables
         self.ema_decay = ema_decay
-        self.ema = []
+        self.ema: list[keras.Variable] = []
         if ema_decay:
             self.ema = [_copy(v, ema_name(v.path)) for v in model.trainable_variables]
-        self.scale = self.good_steps = None
-        if scales_loss:
-            self.scale = _scalar(INITIAL_LOSS_SCALE, "float32", "loss_scale")
-            self.good_steps = _scalar(0, "int32", "good_steps")
+        self.loss_scaler = LossScaler() if scales_loss else None
 
     @property
-    def scales_loss(self):
+    def scales_loss(self) -> bool:
         """Whether the loss is scaled."""
-        return self.scale is not None
+        return self.loss_scaler is not None
 
     @property
-    def evaluated_variables(self):
-        """What to evaluate: the moving averages if there are any, else the weights."""
+    def evaluated_variables(self) -> list[keras.Variable]:
+        """The variables to evaluate with: moving averages if kept, else the weights."""
         return self.ema or self.trainable_variables
 
-    def finish(self):
-        """Gives the model's weights the values of their moving averages, if any."""
+    def finish(self) -> None:
+        """Assigns the moving averages, if kept, to the model's weights."""
         for variable, average in zip(self.trainable_variables, self.ema, strict=False):
             variable.assign(average.value)
 
     @property
-    def variables(self):
-        """All variables that are not the model's, in a fixed order."""
-        scaling = [self.scale, self.good_steps] if self.scales_loss else []
+    def variables(self) -> list[keras.Variable]:
+        """All variables that the model does not have, in a fixed order."""
+        scaling = self.loss_scaler.variables if self.loss_scaler else []
         return [*self.keras_optimizer.variables, *self.ema, *scaling]
 
     @property
-    def named_variables(self):
-        """All of `variables` by a name that is the same in every process."""
+    def named_variables(self) -> dict[str, keras.Variable]:
+        """All of `variables`, by names that are the same in every process."""
         own = {v.path.split("/", 1)[-1]: v for v in self.keras_optimizer.variables}
         named = {f"optimizer/{name}": v for name, v in own.items()}  # not "sgd_7/..."
         others = self.variables[len(own) :]
         return named | {v.path: v for v in others}
 
-    def step(self):
+    def step(self) -> tf.Tensor:
         """Returns the number of steps taken, a scalar integer. Replica context."""
         return tf.convert_to_tensor(self.keras_optimizer.iterations.value)
 
-    def loss_scale(self):
-        """Returns what losses are to be multiplied by. Replica context."""
-        return (
-            tf.convert_to_tensor(self.scale.value) if self.scales_loss else tf.ones([])
-        )
+    def loss_scale(self) -> tf.Tensor:
+        """Returns the factor for the loss, a scalar float32. Replica context."""
+        return self.loss_scaler.value() if self.loss_scaler else tf.ones([])
 
-    def apply(self, gradients, state, new_state):
-        """Changes the variables of this replica. Replica context.
+    def apply(
+        self,
+        gradients: list[tf.Tensor],
+        state: list[keras.Variable],
+        new_state: list[tf.Tensor],
+    ) -> None:
+        """Updates this replica's copy of all variables. Replica context.
 
         Args:
-          gradients: of the mean loss of the global batch times `loss_scale()`, finite,
-            the same on every replica, ordered as the model's trainable variables.
-          state: variables that take `new_state` as it is.
+          gradients: of the global batch's mean loss times `loss_scale()`, ordered as
+            the model's trainable variables; finite, and the same on every replica.
+          state: variables to assign `new_state` to.
+          new_state: a value for each of them.
         """
-        if self.scales_loss:
-            gradients = [gradient / self.scale.value for gradient in gradients]
-            self._grow_scale()
+        if self.loss_scaler:
+            scale = self.loss_scaler.scale.value
+            gradients = [gradient / scale for gradient in gradients]
+            self.loss_scaler.count_good_step()
         self.keras_optimizer.apply(gradients, self.trainable_variables)
         for variable, value in zip(state, new_state, strict=True):
             variable.assign(value)
@@ -102,31 +120,65 @@ class MirroredOptimizer:
                 self.ema_decay * average.value + (1 - self.ema_decay) * weight
             )
 
-    def skip(self):
-        """Halves the loss scale, after an overflow; changes nothing else."""
+    def skip(self) -> None:
+        """Lowers the loss scale after an overflow; changes nothing else."""
+        if self.loss_scaler:
+            self.loss_scaler.lower()
+
+
+class LossScaler:
+    """The loss scale of float16, which follows the overflows."""
+
+    def __init__(self) -> None:
+        """Makes its variables. Call it in the strategy's scope."""
+        self.scale = _scalar(INITIAL_LOSS_SCALE, "float32", "loss_scale")
+        self.good_steps = _scalar(0, "int32", "good_steps")
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The scale, and the steps since the last overflow or growth."""
+        return [self.scale, self.good_steps]
+
+    def value(self) -> tf.Tensor:
+        """Returns the scale, a scalar float32. Replica context."""
+        return tf.convert_to_tensor(self.scale.value)
+
+    def lower(self) -> None:
+        """Halves the scale, down to 1. Replica context."""
         self.scale.assign(tf.maximum(self.scale.value / 2, 1.0))
         self.good_steps.assign(0)
 
-    def _grow_scale(self):
-        """Doubles the loss scale after many steps without an overflow."""
+    def count_good_step(self) -> None:
+        """Doubles the scale after many steps without an overflow. Replica context."""
         good_steps = self.good_steps.value + 1
         grows = good_steps >= STEPS_TO_GROW_LOSS_SCALE
         self.scale.assign(self.scale.value * tf.where(grows, 2.0, 1.0))
         self.good_steps.assign(tf.where(grows, 0, good_steps))
 
 
-def make_optimizer(name, learning_rate, momentum=0.0, weight_decay=0.0, clip_norm=0.0):
+def make_optimizer(
+    name: str,
+    learning_rate: float | keras.optimizers.schedules.LearningRateSchedule,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+) -> keras.Optimizer:
     """Returns a Keras optimizer, not built.
-
-    Weight decay is decoupled for all of them (Loshchilov and Hutter, 2019).
 
     Args:
       name: "sgd", "adam" or "adamw".
       learning_rate: a number, or a Keras schedule.
-      momentum: of sgd.
-      weight_decay, clip_norm: 0: none.
+      momentum: in [0, 1), only for sgd; 0: none.
+      weight_decay: each step takes this times the learning rate off every weight,
+        decoupled from the gradient (Loshchilov and Hutter, 2019); 0: none.
+      clip_norm: largest global norm of the gradient; 0: not clipped.
+
+    Raises:
+      InputError: `name` is another one.
     """
-    kwargs = {
+    errors.require_one_of(recipes.OPTIMIZERS, "optimizer", name)
+    kwargs: dict[str, Any] = {
         "weight_decay": weight_decay or None,
         "global_clipnorm": clip_norm or None,
     }
@@ -138,27 +190,27 @@ def make_optimizer(name, learning_rate, momentum=0.0, weight_decay=0.0, clip_nor
     return keras.optimizers.AdamW(learning_rate, **kwargs)
 
 
-def ema_name(path):
-    """Returns the name of the moving average of the variable with that path."""
+def ema_name(path: str) -> str:
+    """Returns the name of the moving average of the variable at `path`."""
     return f"ema_{path.replace('/', '_')}"
 
 
-def _copy(variable, name):
+def _copy(variable: keras.Variable, name: str) -> keras.Variable:
     """Returns a variable that starts with the value of another."""
     return keras.Variable(variable.numpy(), trainable=False, name=name)
 
 
-def _scalar(value, dtype, name):
+def _scalar(value: float, dtype: str, name: str) -> keras.Variable:
     """Returns a scalar variable that is not trained."""
     return keras.Variable(value, dtype=dtype, trainable=False, name=name)
 
 
-def disable_gradient_all_reduce(optimizer):
-    """Makes a Keras `optimizer` apply the gradients that it is given as they are.
+def disable_gradient_all_reduce(optimizer: keras.Optimizer) -> None:
+    """Makes a Keras `optimizer` apply gradients as it gets them.
 
     In replica context a Keras optimizer sums gradients over replicas before it applies
-    them, and has no public switch for it. Ours are summed already: we show, check and
-    divide the sum ourselves. The hook is private (Keras 3.15.1,
+    them, and has no public switch for it. Ours are summed already: the step shows,
+    checks and divides the sum. The hook is private (Keras 3.15.1,
     backend/tensorflow/optimizer.py), so Keras is pinned to a minor version, and
     `test_optimizer_applies_aggregated_gradients_once` fails when it changes.
     """

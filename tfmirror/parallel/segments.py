@@ -1,17 +1,21 @@
 """A pass over examples as compiled segments: full batches, then an uneven last one.
 
 segments = make_segments(strategy, examples, plans, make_steps, shuffle_seed=0)
-totals = segments[0].run(10, step.zero_totals())
+totals = segments[0].run(10, step_loop.zero_totals())
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfmirror.data import pipeline
+from tfmirror.data.datasets import Examples
+from tfmirror.parallel.microbatches import BatchPlan
+from tfmirror.parallel.step_loop import StepLoop, StepTotals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,85 +24,94 @@ class Segment:
 
     num_steps: int
     global_batch_size: int
-    steps: Callable  # compiled, as of step.make_train_steps
-    iterator: object  # of the distributed parts, from which they take
+    steps: StepLoop
+    # Yields the distributed (images, labels) of one global batch after another.
+    iterator: Iterator[Any]
 
-    def run(self, num_steps, totals):
-        """Takes so many more steps; returns the Totals after them, not waiting."""
+    def run(self, num_steps: int, totals: StepTotals) -> StepTotals:
+        """Takes `num_steps` more steps; returns the totals without waiting for them."""
         return self.steps(self.iterator, tf.constant(num_steps, tf.int64), totals)
 
 
 def make_segments(
-    strategy, examples, plans, make_steps, shuffle_seed=None, epochs=0, steps=0
-):
+    strategy: tf.distribute.Strategy,
+    examples: Examples,
+    plans: Sequence[BatchPlan],
+    make_steps: Callable[[BatchPlan], StepLoop],
+    *,
+    shuffle_seed: int | None = None,
+    epochs: int = 0,
+    steps: int = 0,
+) -> list[Segment]:
     """Returns the Segments of a pass over `examples`, one for each of `plans`.
 
-    Run whole and in order, they meet every example exactly once; the next run of all of
-    them is the next epoch.
+    If all of them run, whole and in order, they use every example exactly once. The
+    next time that all of them run is the next epoch.
 
     Args:
-      plans: of microbatches.plan_epoch, for as many examples.
-      make_steps: BatchPlan -> compiled steps, as of step.make_train_steps.
-      shuffle_seed: see pipeline.batch_parts.
-      epochs, steps: stand where so many passes are over, and so many steps of the next.
+      plans: from microbatches.plan_epoch, for as many examples.
+      make_steps: function that compiles the steps of a BatchPlan.
+      shuffle_seed: seed of the epochs' orders; None: the stored order.
+      epochs, steps: epochs to skip, and steps to skip in the epoch after them.
     """
     made = []
     for plan in plans:
         taken = min(steps, plan.num_batches)
         steps -= taken
-        skipped = epochs * plan.num_batches + taken
+        batches = pipeline.per_replica_batches(
+            examples,
+            first=plan.first,
+            per_replica_batch_sizes=plan.per_replica_batch_sizes,
+            batches_per_epoch=plan.num_batches,
+            shuffle_seed=shuffle_seed,
+            skipped_batches=epochs * plan.num_batches + taken,
+        )
+        iterator = _distribute(strategy, batches)
         made.append(
-            _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped)
+            Segment(
+                plan.num_batches, plan.global_batch_size, make_steps(plan), iterator
+            )
         )
     return made
 
 
-def _make_segment(strategy, examples, plan, make_steps, shuffle_seed, skipped):
-    """Returns the Segment of one BatchPlan, with an iterator of its own."""
-    parts = pipeline.batch_parts(
-        examples,
-        first=plan.first,
-        per_replica_batch_sizes=plan.per_replica_batch_sizes,
-        batches_per_epoch=plan.num_batches,
-        shuffle_seed=shuffle_seed,
-        skipped_batches=skipped,
-    )
-    iterator = _distribute(strategy, parts)
-    return Segment(plan.num_batches, plan.global_batch_size, make_steps(plan), iterator)
-
-
-def on_one_batch(segment, strategy, examples, plan):
-    """Returns `segment` with one batch again and again, which costs no input.
+def on_one_batch(
+    segment: Segment,
+    strategy: tf.distribute.Strategy,
+    examples: Examples,
+    plan: BatchPlan,
+) -> Segment:
+    """Returns `segment` with the first batch in every step, which needs no input.
 
     Args:
-      plan: microbatches.BatchPlan that `segment` was made for.
+      plan: the BatchPlan of `segment`.
     """
-    parts = pipeline.batch_parts(
+    batches = pipeline.per_replica_batches(
         examples,
         first=0,
         per_replica_batch_sizes=plan.per_replica_batch_sizes,
         batches_per_epoch=1,
     )
-    again = parts.take(len(plan.per_replica_batch_sizes)).cache().repeat()
-    again = again.prefetch(2 * len(plan.per_replica_batch_sizes))
-    return dataclasses.replace(
-        segment,
-        iterator=_distribute(strategy, again.with_options(pipeline.untuned_options())),
-    )
+    repeated = batches.take(plan.num_replicas).cache().repeat()
+    repeated = repeated.prefetch(2 * plan.num_replicas)
+    repeated = repeated.with_options(pipeline.untuned_options())
+    return dataclasses.replace(segment, iterator=_distribute(strategy, repeated))
 
 
-def _distribute(strategy, parts):
-    """Returns an iterator that deals parts to the replicas in turn."""
+def _distribute(
+    strategy: tf.distribute.Strategy, batches: tf.data.Dataset
+) -> Iterator[Any]:
+    """Returns an iterator that deals per-replica batches to the replicas in turn."""
     _leave_device_datasets_untuned()
-    return iter(strategy.distribute_datasets_from_function(lambda context: parts))
+    return iter(strategy.distribute_datasets_from_function(lambda context: batches))
 
 
-def _leave_device_datasets_untuned():
+def _leave_device_datasets_untuned() -> None:
     """Turns autotuning off in the datasets that tf.distribute adds for each device.
 
-    There is nothing to tune in them, and the deletion of an iterator waits for the
-    thread that would, up to a minute. There is no public way to reach them: a private
-    function (TensorFlow 2.21, data/ops/multi_device_iterator_ops.py) is wrapped once;
+    They have nothing to tune, and the deletion of an iterator waits for the tuning
+    thread, up to a minute. There is no public way to reach them. A private function
+    (TensorFlow 2.21, data/ops/multi_device_iterator_ops.py) is wrapped once;
     `test_device_datasets_are_not_tuned` fails when it changes.
     """
     create = multi_device_iterator_ops._create_device_dataset

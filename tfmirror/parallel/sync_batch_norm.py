@@ -11,14 +11,17 @@ No difference of two large squares is taken, as in E[x^2] - E[x]^2, which Keras'
 `synchronized=True` uses, with three reductions a layer.
 """
 
+from collections.abc import Callable, Sequence
+
 import keras
 import tensorflow as tf
 
 from tfmirror import errors
 from tfmirror.models import layer_override
+from tfmirror.parallel.microbatches import BatchPlan
 
 
-def synchronize(model):
+def synchronize(model: keras.Model) -> None:
     """Makes every BatchNormalization layer of `model` normalize over the global batch.
 
     Replaces a private method of the layers (Keras 3.15.1,
@@ -27,11 +30,13 @@ def synchronize(model):
     """
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer_override.restore(layer)  # a fused kernel knows no other replica
+            layer_override.restore_call(layer)  # a fused kernel knows no other replica
             layer._moments = _make_global_moments(layer)
 
 
-def _make_global_moments(layer):
+def _make_global_moments(
+    layer: keras.layers.BatchNormalization,
+) -> Callable[[tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a replacement for `layer._moments`."""
 
     def moments(inputs, mask):
@@ -43,14 +48,20 @@ def _make_global_moments(layer):
     return moments
 
 
-def global_moments(values, axes):
+def global_moments(
+    values: tf.Tensor, axes: Sequence[int]
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and biased variance over `axes` and over all replicas.
 
-    Differentiable. In cross-replica context, as when the model is built, over `axes`.
+    Differentiable. In cross-replica context, as when the model is built, it is only
+    over `axes`.
 
     Args:
-      values: floating point, as many elements along `axes` as this replica has.
-      axes: all but the channels'.
+      values: floating point; its size along `axes` may differ between replicas.
+      axes: all axes but that of the channels.
+
+    Returns:
+      Two tensors of one number for each channel.
     """
     mean, variance = tf.nn.moments(values, axes)
     context = tf.distribute.get_replica_context()
@@ -70,16 +81,15 @@ def global_moments(values, axes):
     return mean, variance
 
 
-def check_plans(plans):
+def check_plans(plans: Sequence[BatchPlan]) -> None:
     """Raises InputError if a replica has no example in some batch.
 
-    It would not compute its layers then, and the others would wait for its statistics.
+    It would not compute its layers, and the others would wait for its statistics.
     """
     for plan in plans:
         if 0 in plan.per_replica_batch_sizes:
             raise errors.InputError(
                 "batch_norm=sync needs an example on every replica in every batch: a "
-                f"batch of {plan.global_batch_size} leaves one of "
-                f"{len(plan.per_replica_batch_sizes)} without; change --global_batch_size or "
-                "--limit_train_examples"
+                f"batch of {plan.global_batch_size} leaves one of {plan.num_replicas} "
+                "replicas without; change global_batch_size or limit_train_examples"
             )

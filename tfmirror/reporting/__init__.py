@@ -1,1 +1,1 @@
-"""What runs left behind: read, compared, drawn, laid out. No TensorFlow here."""
+"""Compares runs and shows them as tables, pictures and a page, without TensorFlow."""

@@ -1,55 +1,62 @@
-"""Runs beside each other: speed, speed-up, efficiency, accuracy.
+"""Compares runs: speed, speed-up, efficiency, accuracy.
 
-rows = compare([read("runs/one"), read("runs/two")])
+rows = compare([reader.read("runs/one"), reader.read("runs/two")])
 rows[1].speed_up, rows[1].efficiency
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tfmirror.rundir.reader import RunRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One run of the comparison. None: not known."""
+    """One run of the comparison. None: no epoch has finished."""
 
-    number: int  # from 1, in the order given
-    run: object  # runs.Run
+    number: int  # from 1, in the given order
+    run: RunRecord
     images_per_second: float | None
     per_replica: float | None  # images per second
-    speed_up: float | None  # over the baseline's images per second
-    efficiency: float | None  # speed-up over the ratio of replicas; 1.0 is ideal
-    baseline: int | None  # number of the run that the last two are relative to
+    speed_up: float | None  # images per second, divided by those of the baseline
+    efficiency: float | None  # speed-up, divided by the ratio of replicas; ideal: 1.0
+    baseline: int | None  # number of the run that speed-up and efficiency refer to
     final_accuracy: float | None  # on the evaluation set, after the last finished epoch
-    best_accuracy: float | None
+    best_accuracy: float | None  # on the evaluation set, of all finished epochs
     seconds: float  # of training and evaluation
 
     @property
-    def state(self):
-        """How far the run came, in words."""
+    def state(self) -> str:
+        """How many epochs the run has finished, in words."""
         num_epochs = self.run.settings.get("epochs", "?")
         if self.run.is_finished:
             return f"{num_epochs} epochs"
         return f"not finished: {len(self.run.records)} of {num_epochs} epochs"
 
 
-def compare(runs):
-    """Returns a Row for each of `runs`.
+def compare(runs: Sequence[RunRecord]) -> list[Row]:
+    """Returns a Row for each run.
 
-    A run's baseline is the one with the fewest replicas, the first of them, among those
-    of the same model, dataset and precision that finished an epoch.
+    The baseline of a run is taken from the runs with the same model, dataset and
+    precision that have finished an epoch: the first with the fewest replicas.
     """
     return [_row(number, run, runs) for number, run in enumerate(runs, start=1)]
 
 
-def _row(number, run, runs):
+def _row(number: int, run: RunRecord, runs: Sequence[RunRecord]) -> Row:
     """Returns the Row of one of `runs`."""
     speed = run.images_per_second
     speed_up = efficiency = baseline = None
     if speed:
-        rivals = [r for r in runs if r.images_per_second and _work(r) == _work(run)]
-        base = min(rivals, key=lambda rival: rival.num_replicas)
-        baseline = next(k for k, r in enumerate(runs, start=1) if r is base)
-        speed_up = speed / base.images_per_second
-        efficiency = speed_up * base.num_replicas / run.num_replicas
+        comparable = [
+            (other.num_replicas, k, other.images_per_second)
+            for k, other in enumerate(runs, start=1)
+            if other.images_per_second and _workload(other) == _workload(run)
+        ]
+        num_replicas, baseline, baseline_speed = min(comparable)
+        speed_up = speed / baseline_speed
+        efficiency = speed_up * num_replicas / run.num_replicas
     accuracies = run.values("eval_accuracy")
     return Row(
         number,
@@ -65,18 +72,20 @@ def _row(number, run, runs):
     )
 
 
-def _work(run):
-    """Returns what two runs must share for their speeds to be compared."""
+def _workload(run: RunRecord) -> tuple[str, ...]:
+    """Returns the settings that runs must share for their speeds to be compared."""
     return tuple(run.settings[name] for name in ("model", "dataset", "precision"))
 
 
-def differing_settings(runs):
-    """Returns {setting: [its value in each of `runs`]} of those that differ."""
+def differing_settings(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
+    """Returns {setting: [its value in each run]} for the settings that differ.
+
+    The value is None in a run that lacks the setting.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     values = {name: [run.settings.get(name) for run in runs] for name in names}
-    return {n: of_runs for n, of_runs in values.items() if not _are_equal(of_runs)}
-
-
-def _are_equal(values):
-    """Returns whether all of a list are the same."""
-    return all(value == values[0] for value in values)
+    return {
+        name: of_runs
+        for name, of_runs in values.items()
+        if any(value != of_runs[0] for value in of_runs)
+    }

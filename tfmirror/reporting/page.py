@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing beside it: no script, no network.
+"""Makes a report as one HTML page that needs no other file, script or network.
 
 html = make_page(runs, to_png(draw_curves(runs)))
 """
@@ -6,22 +6,25 @@ html = make_page(runs, to_png(draw_curves(runs)))
 import base64
 import datetime
 import importlib.resources
+from collections.abc import Sequence
+from typing import Any
 
 import jinja2
 
 from tfmirror.reporting import comparison
+from tfmirror.rundir.reader import RunRecord
 
 TEMPLATE = "page.html"
 
 
-def make_page(runs, curves_png):
-    """Returns the page that lays `runs` over each other.
+def make_page(runs: Sequence[RunRecord], curves_png: bytes) -> str:
+    """Returns the HTML page that compares `runs`.
 
-    Whatever a run's name or settings hold is escaped.
+    The names and settings of the runs are escaped.
 
     Args:
-      runs: of runs.read, at least one.
-      curves_png: bytes of the picture of their curves.
+      runs: at least one.
+      curves_png: the picture of their curves, as a PNG file.
     """
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters |= {"number": _number, "time": _time, "value": _value}
@@ -34,20 +37,20 @@ def make_page(runs, curves_png):
     )
 
 
-def _number(value, spec):
-    """Returns a number as `spec` says, or a dash for None."""
+def _number(value: float | None, spec: str) -> str:
+    """Returns a number in the format `spec`, or a dash for None."""
     return "–" if value is None else format(value, spec)
 
 
-def _time(seconds):
-    """Returns a duration as h:mm:ss, or with tenths of seconds if it is short."""
+def _time(seconds: float) -> str:
+    """Returns a duration as h:mm:ss, or as 12.3 s if it is below a minute."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def _value(value):
-    """Returns a setting as people write it as a flag."""
+def _value(value: Any) -> str:
+    """Returns a setting in the form that it has as a flag, or a dash if it is empty."""
     if value in ("", None):
         return "–"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,16 +1,20 @@
-"""Pictures of runs, as matplotlib figures that no screen is needed for.
+"""Draws runs as matplotlib figures, without a screen.
 
-save(draw_curves([runs.read("runs/first")]), "curves.png")
+save(draw_curves([reader.read("runs/first")]), "curves.png")
 """
 
 import io
 import itertools
 import pathlib
 import warnings
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
-from matplotlib import figure, ticker
+from matplotlib import axes, figure, ticker
+
+from tfmirror import files
+from tfmirror.rundir.reader import RunRecord
 
 PIXELS_PER_INCH = 150
 LONGEST_LABEL = 48  # characters
@@ -21,26 +25,27 @@ AXES = {
     "seconds": "seconds of training and evaluation",
 }
 COLORS = matplotlib.color_sequences["tab10"]
+DARK = 0.6  # share of the colour scale below which white text is readable
 
 
-def draw_curves(runs):
-    """Returns a Figure of loss and accuracy of `runs`, against epochs and seconds.
+def draw_curves(runs: Sequence[RunRecord]) -> figure.Figure:
+    """Returns a figure of loss and accuracy of `runs`, against epochs and seconds.
 
-    Solid lines are of the evaluation set, dashed ones of the training set.
+    Solid lines show the evaluation set, dashed lines the training set.
     """
     drawn = figure.Figure(figsize=(10, 6.6), layout="constrained")
-    axes = drawn.subplots(2, 2, sharey="row")
-    for row, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
+    grid = drawn.subplots(2, 2, sharey="row")
+    for row, (quantity, label) in zip(grid, QUANTITIES.items(), strict=True):
         for ax, against in zip(row, AXES, strict=True):
             _draw_quantity(ax, runs, quantity, against)
             _label(ax, AXES[against])
         row[0].set_ylabel(label)
-    _draw_legend(drawn, axes[0, 0], runs)
+    _draw_legend(drawn, grid[0, 0], runs)
     return drawn
 
 
-def draw_accuracy(runs):
-    """Returns a Figure of the evaluation accuracy of `runs` against epochs."""
+def draw_accuracy(runs: Sequence[RunRecord]) -> figure.Figure:
+    """Returns a figure of the evaluation accuracy of `runs` against epochs."""
     drawn = figure.Figure(figsize=(7, 4.6), layout="constrained")
     ax = drawn.subplots()
     for number, run in enumerate(runs, start=1):
@@ -51,12 +56,15 @@ def draw_accuracy(runs):
     return drawn
 
 
-def draw_scaling(series, ideal_grows):
-    """Returns a Figure of speed and efficiency against the number of replicas.
+def draw_scaling(
+    series: Mapping[str, Mapping[int, float]], ideal_grows: bool
+) -> figure.Figure:
+    """Returns a figure of speed and efficiency against the number of replicas.
 
     Args:
-      series: {label: {replicas: images a second}}.
-      ideal_grows: whether N replicas ideally take N times as many images as one.
+      series: {label: {number of replicas: images per second}}.
+      ideal_grows: whether N replicas are ideally N times as fast as one, as with a GPU
+        each, or as fast as one, as with shared cores.
     """
     drawn = figure.Figure(figsize=(10, 4.2), layout="constrained")
     speed_axes, efficiency_axes = drawn.subplots(1, 2)
@@ -81,77 +89,96 @@ def draw_scaling(series, ideal_grows):
     return drawn
 
 
-def _growth(num_replicas, fewest, ideal_grows):
-    """Returns how many times the speed of the fewest replicas is ideal."""
+def _growth(num_replicas: int, fewest: int, ideal_grows: bool) -> float:
+    """Returns the ideal speed in multiples of that of the fewest replicas."""
     return num_replicas / fewest if ideal_grows else 1.0
 
 
-def draw_heat_map(values, rows, columns, row_title, column_title, title):
-    """Returns a Figure of a table of numbers, as colours and in digits.
+def draw_heat_map(
+    values: Sequence[Sequence[float]] | np.ndarray,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    column_title: str,
+    title: str,
+) -> figure.Figure:
+    """Returns a figure of a table of numbers, as colours and in digits.
 
     Args:
-      values: [len(rows), len(columns)], NaN where there is none.
-      rows, columns: labels.
+      values: [len(rows), len(columns)]; NaN: no value.
+      rows: label of each row.
+      columns: label of each column.
     """
-    values = np.asarray(values, dtype=float)
+    numbers = np.asarray(values, dtype=float)
     size = 2.2 + 0.95 * len(columns), 1.8 + 0.5 * len(rows)
     drawn = figure.Figure(figsize=(max(5, size[0]), max(3, size[1])))
     drawn.set_layout_engine("constrained")
     ax = drawn.subplots()
-    image = ax.imshow(values, aspect="auto", cmap="viridis")
+    image = ax.imshow(numbers, aspect="auto", cmap="viridis")
+    shades = np.asarray(image.norm(numbers))  # 0: darkest, 1: lightest
     ax.set_xticks(range(len(columns)), columns)
     ax.set_yticks(range(len(rows)), rows)
     ax.set_xlabel(column_title)
-    ax.set_ylabel(row_title)
     ax.set_title(title, fontsize="medium")
-    for (row, column), value in np.ndenumerate(values):
+    for (row, column), value in np.ndenumerate(numbers):
         if np.isfinite(value):
-            is_dark = image.norm(value) < 0.6
-            ax.text(
-                column,
-                row,
-                f"{value:.4f}",
-                ha="center",
-                va="center",
-                color="white" if is_dark else "black",
-            )
+            color = "white" if shades[row, column] < DARK else "black"
+            text = f"{value:.4f}"
+            ax.text(column, row, text, ha="center", va="center", color=color)
     drawn.colorbar(image, ax=ax)
     return drawn
 
 
-def save(drawn, path):
-    """Writes a Figure as the PNG file `path`."""
-    pathlib.Path(path).write_bytes(to_png(drawn))
+def save(drawn: figure.Figure, path: str | pathlib.Path) -> None:
+    """Writes a figure as a PNG file, complete and on the disk, or not at all.
+
+    Raises:
+      OSError: it can't be written.
+    """
+    files.write_bytes(pathlib.Path(path), to_png(drawn))
 
 
-def to_png(drawn):
-    """Returns the PNG file of a Figure."""
+def to_png(drawn: figure.Figure) -> bytes:
+    """Returns a figure as the bytes of a PNG file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # A name in a script that the font lacks is shown as boxes.
+        # Characters of a name that the font lacks are shown as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         drawn.savefig(buffer, format="png", dpi=PIXELS_PER_INCH)
     return buffer.getvalue()
 
 
-def label_of(number, run):
-    """Returns what a legend calls a run: its number, then its name or its start."""
+def label_of(number: int, run: RunRecord) -> str:
+    """Returns the label of a run in a legend: its number and its name, maybe cut."""
     name = run.name
     if len(name) > LONGEST_LABEL:
         name = name[: LONGEST_LABEL - 1] + "…"
     return f"{number}  {name}"
 
 
-def _draw_quantity(ax, runs, quantity, against):
-    """Draws evaluation and training of one quantity, a colour for each run."""
+def _draw_quantity(
+    ax: axes.Axes, runs: Sequence[RunRecord], quantity: str, against: str
+) -> None:
+    """Draws one quantity in training and evaluation, with a colour for each run.
+
+    Args:
+      quantity: a key of QUANTITIES.
+      against: a key of AXES.
+    """
     for number, run in enumerate(runs, start=1):
         x = run.values("epoch") if against == "epochs" else run.seconds[1:]
         _draw_line(ax, x, run.values(f"train_{quantity}"), number, "--")
         _draw_line(ax, x, run.values(f"eval_{quantity}"), number)
 
 
-def _draw_line(ax, x, y, number, style="-"):
-    """Draws one line, with a dot for each epoch while they can be told apart."""
+def _draw_line(
+    ax: axes.Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    number: int,
+    style: str = "-",
+) -> None:
+    """Draws one line of run `number`, with a dot for each epoch if there are few."""
     ax.plot(
         x,
         y,
@@ -163,16 +190,21 @@ def _draw_line(ax, x, y, number, style="-"):
     )
 
 
-def _label(ax, x_label):
-    """Labels the axis below, with ticks at whole numbers, and draws a grid."""
+def _label(ax: axes.Axes, x_label: str) -> None:
+    """Labels the x axis, with ticks at whole numbers, and draws a grid."""
     ax.set_xlabel(x_label)
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.grid(alpha=0.3)
 
 
-def _draw_legend(drawn, ax, runs, styles=STYLES):
-    """Draws a legend below: a colour for each run, a style for each set."""
+def _draw_legend(
+    drawn: figure.Figure,
+    ax: axes.Axes,
+    runs: Sequence[RunRecord],
+    styles: Mapping[str, str] = STYLES,
+) -> None:
+    """Draws a legend below the axes: a colour for each run, a style for each set."""
     handles, labels = [], []
     for number, run in enumerate(runs, start=1):
         (line,) = ax.plot([], [], color=COLORS[(number - 1) % len(COLORS)])

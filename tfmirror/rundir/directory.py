@@ -1,4 +1,4 @@
-"""What a run leaves behind: the run directory and its files.
+"""Makes, locks and writes the run directory.
 
 directory = create(workdir="runs/first", default_name="cnn-digits")
 with RunWriter(directory) as writer:
@@ -13,21 +13,27 @@ import os
 import pathlib
 import re
 import shutil
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import filelock
+import keras
 import tensorflow as tf
 
-from tfmirror import errors, metrics
+from tfmirror import errors, files, metrics
 
 DEFAULT_PARENT = pathlib.Path("runs")
 MODEL = "model.keras"
 
 
-def check_is_free(workdir):
-    """Raises InputError unless a run directory can be made at `workdir`.
+def check_is_free(workdir: str) -> None:
+    """Checks that a run directory can be made, without making anything.
 
-    Empty means a new one under runs/. Creates nothing: it is asked before
-    data are read and devices are started.
+    Args:
+      workdir: its path; empty: a new folder in runs/.
+
+    Raises:
+      InputError: the folder holds files, or it can't be made or written.
     """
     path = errors.expand_path("workdir", workdir) if workdir else DEFAULT_PARENT
     if workdir and path.is_dir() and any(path.iterdir()):
@@ -35,24 +41,28 @@ def check_is_free(workdir):
         raise errors.InputError(
             f"workdir must be a new or empty folder: {workdir!r} holds {holds} already"
         )
-    there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    nearest = path  # the nearest that exists
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise errors.InputError(
-            f"workdir must be a folder that can be written: got {str(path)!r}, and "
-            f"{str(there)!r} is {'read-only' if there.is_dir() else 'not a folder'}"
+            f"workdir must be a folder that can be written: got {str(path)!r}, but "
+            f"{str(nearest)!r} is {'read-only' if nearest.is_dir() else 'not a folder'}"
         )
 
 
-def create(workdir, default_name, now=None):
+def create(
+    workdir: str, default_name: str, now: datetime.datetime | None = None
+) -> pathlib.Path:
     """Makes the run directory and returns its path.
 
-    Without `workdir` it is runs/<default_name>-<UTC time>, with a number after it if
-    that is taken.
+    Args:
+      workdir: its path; empty: runs/<default_name>-<UTC time>, with a number at its end
+        if that folder exists.
+      now: None: the current time.
 
     Raises:
-      InputError: see `check_is_free`.
+      InputError: the folder holds files, or it can't be made or written.
     """
     check_is_free(workdir)
     try:
@@ -69,7 +79,7 @@ def create(workdir, default_name, now=None):
         ) from error
 
 
-def _make_new_folder(parent, stem):
+def _make_new_folder(parent: pathlib.Path, stem: str) -> pathlib.Path:
     """Makes parent/stem, or parent/stem-2 and so on; returns the path."""
     number = 1
     while True:
@@ -82,38 +92,32 @@ def _make_new_folder(parent, stem):
             return path
 
 
-def write_json(path, content):
-    """Writes `content` as the JSON file `path`: whole, or not at all."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+def save_model(model: keras.Model, path: pathlib.Path) -> None:
+    """Writes a Keras model as a .keras file, complete and on the disk, or not at all.
 
-
-def save_model(model, path):
-    """Writes a Keras model as the file `path`: whole, or not at all."""
-    unfinished = path.with_name(f"unfinished-{path.name}")
-    try:
+    Raises:
+      OSError: it can't be written.
+    """
+    with files.replaced(path, ending=".keras") as unfinished:  # Keras insists on it
         model.save(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def lock(directory):
+def lock(directory: pathlib.Path) -> Iterator[None]:
     """Keeps other processes from training in `directory`.
 
-    The lock ends with the process, however that ends.
+    The system releases the lock when the process ends, even if it is killed.
 
     Raises:
-      InputError: another one does so.
+      InputError: another process holds the lock.
     """
-    held = filelock.FileLock(pathlib.Path(directory) / ".lock")
+    held = filelock.FileLock(directory / ".lock")
     try:
         held.acquire(timeout=0)
     except filelock.Timeout as error:
         raise errors.InputError(
-            f"workdir is in use: another process trains in {str(directory)!r}"
+            f"workdir is in use: another process trains in {str(directory)!r}; wait "
+            "for it to end or choose another workdir"
         ) from error
     try:
         yield
@@ -122,32 +126,44 @@ def lock(directory):
 
 
 @contextlib.contextmanager
-def stops_on_os_errors(directory):
-    """Makes what the system refuses, such as a file on a full disk, stop the training.
+def stops_on_os_errors(directory: pathlib.Path) -> Iterator[None]:
+    """Turns errors of the system, such as a full disk, into a stop of the training.
 
     Raises:
-      TrainingStoppedError: in place of an OSError.
+      TrainingStoppedError: the block raised an OSError.
     """
     try:
         yield
-    except BrokenPipeError:  # of what is printed, whose reader has left: command.run's
+    except BrokenPipeError:  # the reader of standard output has left; see command.run
         raise
     except OSError as error:
         raise errors.TrainingStoppedError(
-            f"{directory} can't be written: {error.strerror or error}; the checkpoints "
-            f"in it are whole: call again with --workdir='{directory}' --resume=auto"
+            f"{directory} can't be written: {error.strerror or error}; its checkpoints "
+            f"are complete: resume with --workdir='{directory}' --resume=auto"
         ) from error
 
 
 class RunWriter:
-    """Writes the files of one run directory; a context manager, closed once."""
+    """Writes the files of one run directory; a context manager, used once."""
 
-    def __init__(self, directory, records=(), steps_per_epoch=0):
-        """`records` are of epochs that a run before had finished; they are kept.
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        records: Iterable[dict[str, Any]] = (),
+        steps_per_epoch: int = 0,
+    ) -> None:
+        """Opens metrics.jsonl and the TensorBoard events, and writes `records` to them.
 
-        What it wrote of later ones, which are trained again, is not.
+        Args:
+          directory: the run directory, which exists.
+          records: of the epochs finished before the run was resumed. Whatever the
+            files say of later epochs, which are trained again, is removed.
+          steps_per_epoch: training steps.
+
+        Raises:
+          OSError: a file can't be written.
         """
-        self.directory = pathlib.Path(directory)
+        self.directory = directory
         events = self.directory / "tensorboard"
         shutil.rmtree(events, ignore_errors=True)
         with _os_errors_of_tensorflow():
@@ -156,24 +172,24 @@ class RunWriter:
         for record in records:
             self.write_epoch(record["epoch"] * steps_per_epoch, record)
 
-    def __enter__(self):
+    def __enter__(self) -> "RunWriter":
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self._lines.close()
         with _os_errors_of_tensorflow():
             self._events.close()
 
-    def write_json(self, name, content):
-        """Writes `content` as the file `name` of the run directory."""
-        write_json(self.directory / name, content)
+    def write_json(self, name: str, content: Any) -> None:
+        """Writes `content` as the JSON file `name` of the run directory."""
+        files.write_json(self.directory / name, content)
 
-    def write_epoch(self, step, record):
-        """Appends an epoch's `record` to metrics.jsonl and to TensorBoard's events.
+    def write_epoch(self, step: int, record: dict[str, Any]) -> None:
+        """Appends one epoch to metrics.jsonl and to the TensorBoard events.
 
         Args:
           step: training steps taken so far.
-          record: one entry of summary.json's "epochs".
+          record: "epoch", from 1, and a number for each key of metrics.NAMES.
         """
         line = {"step": step, "epoch": record["epoch"]}
         line |= {name: record[key] for key, name in metrics.NAMES.items()}
@@ -187,21 +203,19 @@ class RunWriter:
 
 
 @contextlib.contextmanager
-def _os_errors_of_tensorflow():
-    """Raises what TensorFlow can't write as Python has it: as an OSError."""
+def _os_errors_of_tensorflow() -> Iterator[None]:
+    """Raises an OSError, as Python does, where TensorFlow can't write a file."""
     try:
         yield
     except tf.errors.OpError as error:
-        # Without the name of the operation.
+        # Leave out the name of the operation.
         why = re.sub(r"\{\{.*?\}\}|\[Op:.*", "", error.message).strip()
         raise OSError(f"tensorboard: {why}") from error
 
 
-def _write_scalar(name, value):
-    """Writes what tf.summary.scalar would, which needs TensorBoard installed.
-
-    The plugin's name is what TensorBoard tells scalars by.
-    """
+def _write_scalar(name: str, value: float) -> None:
+    """Writes the same event as tf.summary.scalar, which needs TensorBoard installed."""
     metadata = tf.compat.v1.SummaryMetadata()
+    # TensorBoard recognises scalars by this name.
     metadata.plugin_data.plugin_name = "scalars"
     tf.summary.write(name, tf.constant(value, tf.float32), metadata=metadata)

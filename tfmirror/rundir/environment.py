@@ -1,6 +1,7 @@
-"""What a run ran on: versions, processor, threads. Goes into environment.json."""
+"""The environment of a run, for environment.json: versions, processor, threads."""
 
 import platform
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -10,12 +11,17 @@ import tfmirror
 from tfmirror import hardware
 
 
-def describe(devices):
-    """Returns the environment as a dict for JSON.
+class Devices(Protocol):
+    """The part of parallel.devices.Devices that is recorded."""
 
-    Args:
-      devices: parallel.devices.Devices of the run.
-    """
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def are_stand_ins(self) -> bool: ...
+
+
+def describe(devices: Devices) -> dict[str, Any]:
+    """Returns what environment.json of a run on `devices` holds."""
     cpu = hardware.describe_cpu()
     return {
         "tfmirror": tfmirror.__version__,
@@ -26,10 +32,10 @@ def describe(devices):
         "platform": platform.platform(),
         "devices": list(devices.names),
         "stand_in_devices": devices.are_stand_ins,
-        "cpu_model": cpu["model"],
-        "cpu_flags": cpu["flags"],
+        "cpu_model": cpu.model,
+        "cpu_flags": list(cpu.flags),
         "num_cpus": hardware.num_cores(),
-        # 0: TensorFlow takes one thread a processor.
+        # 0: TensorFlow takes one thread for each core.
         "intra_op_threads": tf.config.threading.get_intra_op_parallelism_threads(),
         "inter_op_threads": tf.config.threading.get_inter_op_parallelism_threads(),
     }

@@ -1,82 +1,102 @@
-"""Going on with a run that was interrupted: what is there, and whether it fits.
+"""Resuming a run: finds what there is of it, and checks that it fits the settings.
 
-earlier = find(settings, warn=print)
-earlier.state, earlier.summary                     # None, None: starts anew
+previous = find(settings, warn=print)
+previous.state, previous.summary                    # None, None: starts from step 0
 """
 
 import dataclasses
-import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
-from tfmirror import config, errors
+from tfmirror import config, errors, files
 from tfmirror.rundir import checkpoints
 from tfmirror.rundir.state import RunState
+from tfmirror.settings import names_with
 
-# Settings that decide nothing of what is computed.
-MAY_DIFFER_ON_RESUME = frozenset(
-    "workdir device_type data_dir steps_per_loop check_drift_every on_drift "
-    "checkpoint_every keep resume resume_override step_timeout "
-    "microbatches_per_replica per_replica_batch_size".split()
-)
-
-# What decides beside them how the last bits are rounded, in environment.json; threads
-# do as well.
+# Entries of environment.json that affect how the last bits are rounded. The number of
+# threads does too.
 AFFECTS_ROUNDING = ("tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices")
 
 
 @dataclasses.dataclass(frozen=True)
 class PreviousRun:
-    """What there is of a run to go on with."""
+    """What there is of a run to resume."""
 
-    directory: pathlib.Path | None = None  # to go on in; None: in a new one
-    state: RunState | None = None  # None: nothing is to be restored
-    summary: dict | None = None  # of a run that needs nothing more
-    environment: dict | None = None  # what it ran on
+    directory: pathlib.Path | None = None  # to continue in; None: make a new one
+    state: RunState | None = None  # None: start from step 0
+    summary: dict[str, Any] | None = None  # None: the run still has to be trained
+    environment: dict[str, Any] | None = None  # environment.json; None: not known
 
 
-def find(settings, warn):
-    """Returns the PreviousRun run that resolved `settings` ask for.
+def find(settings: config.ResolvedConfig, warn: Callable[[str], object]) -> PreviousRun:
+    """Returns the run that resolved `settings` ask to resume.
 
     Args:
       warn: called with lines for people.
 
     Raises:
-      InputError: a run or checkpoint that can't be used, or has other settings.
+      InputError: the run or checkpoint can't be used, or has other settings.
     """
     if settings.resume == "never":
         return PreviousRun()
-    if settings.resume != "auto":
-        path = errors.expand_path("resume", settings.resume)
-        state = _read_given(path, warn)
-        check_settings(state.settings, settings)
-        run_directory = path if path.is_dir() else path.resolve().parent.parent
-        return PreviousRun(state=state, environment=_read_environment(run_directory))
+    if settings.resume == "auto":
+        return _find_in_workdir(settings, warn)
+    return _find_given(settings, warn)
+
+
+def _find_given(
+    settings: config.ResolvedConfig, warn: Callable[[str], object]
+) -> PreviousRun:
+    """Returns the run at the path settings.resume, to continue in a new directory."""
+    path = errors.expand_path("resume", settings.resume)
+    state = _read_given(path, warn)
+    check_settings(state.settings, settings)
+    directory = path if path.is_dir() else path.resolve().parent.parent
+    return PreviousRun(state=state, environment=_read_environment(directory))
+
+
+def _find_in_workdir(
+    settings: config.ResolvedConfig, warn: Callable[[str], object]
+) -> PreviousRun:
+    """Returns the run in settings.workdir, to continue there."""
     directory = errors.expand_path("workdir", settings.workdir)
     if not (directory / "config.json").exists():
         return PreviousRun()
     state, path = checkpoints.latest(directory / "checkpoints", warn)
-    earlier = state.settings if state else _read_json(directory / "config.json")
-    check_settings(earlier, settings)
-    if (directory / "summary.json").exists() and earlier["epochs"] == settings.epochs:
-        return PreviousRun(directory, summary=_read_json(directory / "summary.json"))
+    if state:
+        previous_settings = state.settings
+    else:
+        previous_settings = files.read_json_object(directory / "config.json")
+    check_settings(previous_settings, settings)
+    has_finished = (directory / "summary.json").exists()
+    if has_finished and previous_settings.get("epochs") == settings.epochs:
+        summary = files.read_json_object(directory / "summary.json")
+        return PreviousRun(directory, summary=summary)
     if state:
         warn(f"resumed from {path}")
-    elif (directory / "summary.json").exists():
+        return PreviousRun(directory, state, environment=_read_environment(directory))
+    if has_finished:
         raise errors.InputError(
-            f"{directory} holds a finished run without a checkpoint to go on from; "
+            f"{directory} holds a finished run without a checkpoint to resume from; "
             "choose another --workdir"
         )
-    else:
-        warn(f"no checkpoint in {directory}: the run starts anew")
-    environment = _read_environment(directory) if state else None
-    return PreviousRun(directory, state, environment=environment)
+    warn(f"no checkpoint in {directory}: the run starts from step 0")
+    return PreviousRun(directory)
 
 
-def _read_given(path, warn):
-    """Returns the RunState in a checkpoint file, or the last one of a run directory."""
+def _read_given(path: pathlib.Path, warn: Callable[[str], object]) -> RunState:
+    """Returns the RunState in a checkpoint, or in the newest one of a run directory.
+
+    Raises:
+      InputError: there is no complete checkpoint.
+    """
     if path.is_dir():
         state, _ = checkpoints.latest(path / "checkpoints", warn)
-        errors.require(state, "resume", str(path), "a run with a whole checkpoint")
+        if state is None:
+            raise errors.InputError(
+                f"resume must be a run with a complete checkpoint: got {str(path)!r}"
+            )
         return state
     try:
         return checkpoints.read(path)
@@ -87,74 +107,84 @@ def _read_given(path, warn):
         ) from error
 
 
-def _read_json(path):
-    """Returns what the JSON file `path` holds."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise errors.InputError(f"{path} is damaged ({error})") from error
-
-
-def _read_environment(directory):
-    """Returns what environment.json of a run directory holds; None: it is not there."""
+def _read_environment(directory: pathlib.Path) -> dict[str, Any] | None:
+    """Returns the environment.json of a run directory; None if there is none."""
     path = directory / "environment.json"
-    return _read_json(path) if path.exists() else None
+    return files.read_json_object(path) if path.exists() else None
 
 
-def environment_changes(earlier, now):
-    """Returns what may round otherwise in `now` than in `earlier`, as lines for people.
+def environment_changes(
+    previous: dict[str, Any] | None, current: dict[str, Any]
+) -> list[str]:
+    """Returns a warning for each change that may round the last bits differently.
 
     Args:
-      earlier, now: of environment.describe; None: not known.
+      previous: environment.json of the run to resume; None: not known.
+      current: what environment.describe gives now.
     """
-    if not earlier:
+    if not previous:
         return []
-    then, here = (
-        {name: e.get(name) for name in AFFECTS_ROUNDING}
-        | {"threads": e.get("intra_op_threads") or e.get("num_cpus")}
-        for e in (earlier, now)
-    )
+    then, now = _rounding(previous), _rounding(current)
     return [
-        f"warning: {name} was {then[name]}, now {here[name]}: last bits may differ"
+        f"warning: {name} was {then[name]}, now {now[name]}: last bits may differ"
         for name in then
-        if then[name] != here[name]
+        if then[name] != now[name]
     ]
 
 
-def check_settings(earlier, settings):
-    """Raises InputError unless a run of `earlier` settings may go on with `settings`.
+def _rounding(environment: dict[str, Any]) -> dict[str, Any]:
+    """Returns the entries of environment.json that affect rounding, and the threads."""
+    threads = environment.get("intra_op_threads") or environment.get("num_cpus")
+    return {n: environment.get(n) for n in AFFECTS_ROUNDING} | {"threads": threads}
 
-    On another number of replicas it may if its microbatches are fixed, since the number
-    then changes no bit.
+
+def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) -> None:
+    """Checks that a run with the settings `previous` may be resumed with `settings`.
+
+    The number of replicas may differ if the microbatches are fixed, since it then
+    changes no bit.
 
     Args:
-      earlier: {name: value}, resolved. What it lacks had its default's effect before
-        it became a setting.
+      previous: {name: value}, resolved. A setting that it lacks did not exist when the
+        run began, and has had its default's effect.
+
+    Raises:
+      InputError: a setting differs that must not; the message lists all of them.
     """
-    earlier = dataclasses.asdict(config.TrainConfig()) | earlier
-    allowed = set(errors.split_names(settings.resume_override)) | MAY_DIFFER_ON_RESUME
+    previous = dataclasses.asdict(config.TrainConfig()) | previous
+    allowed = {*settings.resume_override, *names_with(config.TrainConfig, "free")}
     if settings.microbatches:
         allowed.add("gpus")
-    wanted = dataclasses.asdict(settings)
-    differing = [n for n in wanted if n not in allowed and wanted[n] != earlier[n]]
+    now = settings.to_json()
+    differing = [n for n in now if n not in allowed and now[n] != previous[n]]
     if not differing:
         return
-    listed = "; ".join(f"{n} {earlier[n]!r}, now {wanted[n]!r}" for n in differing)
-    advice = "give the same as then"
-    if set(differing) <= set(config.OVERRIDABLE):
+    listed = "; ".join(f"{n} {previous[n]!r}, now {now[n]!r}" for n in differing)
+    advice = "give the same values as then"
+    if set(differing) <= set(names_with(config.TrainConfig, "override")):
         advice += f", or --resume_override={','.join(differing)}"
     raise errors.InputError(f"the run to resume had other settings: {listed}; {advice}")
 
 
-def check_progress(state, settings, data_sha256):
-    """Raises InputError unless `state` is of these data, and within these epochs."""
+def check_progress(
+    state: RunState, settings: config.ResolvedConfig, data_sha256: str
+) -> None:
+    """Checks that `state` was trained on the same data, and not for too many epochs.
+
+    Args:
+      data_sha256: datasets.ImageDataset.sha256 of the data now.
+
+    Raises:
+      InputError: other data, or more epochs are finished than the settings ask for.
+    """
     if state.data_sha256 != data_sha256:
         raise errors.InputError(
             f"the run to resume was trained on other data than dataset="
             f"{settings.dataset} gives now; give the same --data_dir as then"
         )
-    if state.position.num_epochs > settings.epochs:
+    num_epochs = state.position.num_epochs
+    if num_epochs > (settings.epochs or 0):
         raise errors.InputError(
-            f"epochs must be at least {state.position.num_epochs}, which the run to "
-            f"resume has behind it: got {settings.epochs}"
+            f"epochs must be at least {num_epochs}, the epochs already trained: got "
+            f"{settings.epochs}"
         )

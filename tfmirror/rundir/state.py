@@ -1,23 +1,25 @@
-"""All that decides how a run goes on, as plain values: nothing of it knows of replicas.
+"""The state of a run as plain values that do not depend on the number of replicas.
 
-state = capture(training_setup, position)           # at any step
+state = capture(training_setup, position)           # between any two steps
 restore(training_setup, state)                      # on any number of replicas
 """
 
 import dataclasses
+from typing import Any, Protocol
 
+import keras
 import numpy as np
 
-from tfmirror import metrics
+from tfmirror import config, metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class PassProgress:
-    """How far a pass over examples has come."""
+    """How far a pass over the training or evaluation examples has come."""
 
-    num_steps: int = 0
-    totals: metrics.Totals = metrics.Totals(0.0, 0, 0)
-    seconds: float = 0.0
+    num_steps: int = 0  # taken in this pass
+    totals: metrics.Totals = metrics.Totals(0.0, 0, 0)  # over their examples
+    seconds: float = 0.0  # that they took
 
 
 START_OF_PASS = PassProgress()
@@ -25,74 +27,128 @@ START_OF_PASS = PassProgress()
 
 @dataclasses.dataclass(frozen=True)
 class RunProgress:
-    """Where in a run: epochs that are over, and how far the one after them has come."""
+    """How far a run has come: its finished epochs, and its pass through the next one.
 
-    records: tuple[dict, ...] = ()  # of the finished epochs, as in summary.json
-    point: PassProgress = START_OF_PASS
+    A record of an epoch is an entry of summary.json's "epochs": "epoch", a whole number
+    from 1, and a number for each key of metrics.NAMES.
+    """
+
+    records: tuple[dict[str, Any], ...] = ()  # one for each finished epoch
+    point: PassProgress = START_OF_PASS  # within the training pass of the next epoch
 
     @property
-    def num_epochs(self):
-        """Epochs that are over."""
+    def num_epochs(self) -> int:
+        """Finished epochs."""
         return len(self.records)
 
-    def num_steps(self, steps_per_epoch):
-        """Returns the steps taken since the run began."""
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Returns the number of training steps taken since the run began."""
         return self.num_epochs * steps_per_epoch + self.point.num_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelDescription:
+    """What is needed, besides a run's settings, to build its model again."""
+
+    input_shape: tuple[int, ...]  # (H, W, C)
+    num_classes: int  # K
+    variables: tuple[str, ...]  # paths of all variables, in the model's order
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the description as a value for JSON."""
+        return {
+            "input_shape": list(self.input_shape),
+            "num_classes": self.num_classes,
+            "variables": list(self.variables),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ModelDescription":
+        """Returns the description that `to_json` gave as `value`.
+
+        Raises:
+          KeyError, TypeError: `value` is something else.
+        """
+        return cls(
+            tuple(value["input_shape"]),
+            value["num_classes"],
+            tuple(value["variables"]),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
     """A run, stopped between two steps."""
 
-    settings: dict  # resolved
-    data_sha256: str  # of datasets.ImageDataset.sha256
+    settings: dict[str, Any]  # resolved, as in config.json
+    data_sha256: str  # datasets.ImageDataset.sha256 of its data
     position: RunProgress
     num_steps: int  # since the run began
-    model: dict  # what it maps to what, and the names of its variables
-    variables: dict[str, np.ndarray]  # by name
+    model: ModelDescription
+    variables: dict[str, np.ndarray]  # by name; the same on every replica
 
 
-def capture(training_setup, position):
+class TrainingSetup(Protocol):
+    """The part of training.setup.TrainingSetup that a RunState is taken from."""
+
+    @property
+    def settings(self) -> config.ResolvedConfig: ...
+    @property
+    def data_sha256(self) -> str: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    @property
+    def model(self) -> keras.Model: ...
+    @property
+    def variables(self) -> dict[str, keras.Variable]: ...
+
+
+def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     """Returns the RunState of `training_setup` at `position`, from replica 0."""
     return RunState(
-        dataclasses.asdict(training_setup.settings),
-        training_setup.data_sha256,
-        position,
-        position.num_steps(training_setup.steps_per_epoch),
-        describe_model(training_setup.model),
-        {name: v.numpy() for name, v in _decided_by_training(training_setup).items()},
+        settings=training_setup.settings.to_json(),
+        data_sha256=training_setup.data_sha256,
+        position=position,
+        num_steps=position.num_steps(training_setup.steps_per_epoch),
+        model=describe_model(training_setup.model),
+        variables={
+            name: variable.numpy()
+            for name, variable in _trained_variables(training_setup).items()
+        },
     )
 
 
-def describe_model(model):
-    """Returns what a Keras model is built again from, beside its run's settings."""
-    return {
-        "input_shape": list(model.input_shape[1:]),
-        "num_classes": model.output_shape[-1],
-        "variables": [variable.path for variable in model.variables],
-    }
+def describe_model(model: keras.Model) -> ModelDescription:
+    """Returns the description of a model from images [b, H, W, C] to logits [b, K]."""
+    return ModelDescription(
+        input_shape=tuple(model.input_shape[1:]),
+        num_classes=model.output_shape[-1],
+        variables=tuple(variable.path for variable in model.variables),
+    )
 
 
-def restore(training_setup, state):
-    """Assigns the values in `state` to every replica's variables.
+def restore(training_setup: TrainingSetup, state: RunState) -> None:
+    """Assigns the values in `state` to the variables of every replica.
 
     Raises:
-      ValueError: the variables are not those of `training_setup`.
+      ValueError: the names, shapes or dtypes differ from those of `training_setup`.
     """
-    own = _decided_by_training(training_setup)
-    shapes = {n: (tuple(v.shape), np.dtype(v.dtype)) for n, v in own.items()}
-    found = {n: (a.shape, a.dtype) for n, a in state.variables.items()}
-    if shapes != found:
-        differing = sorted(dict(shapes.items() ^ found.items()))
-        raise ValueError(f"other variables than the model's: {', '.join(differing)}")
+    own = _trained_variables(training_setup)
+    expected = {n: (tuple(v.shape), np.dtype(v.dtype)) for n, v in own.items()}
+    got = {n: (a.shape, a.dtype) for n, a in state.variables.items()}
+    if expected != got:
+        differing = sorted(dict(expected.items() ^ got.items()))
+        raise ValueError(
+            f"variables that differ from the model's: {', '.join(differing)}"
+        )
     for name, variable in own.items():
         variable.assign(state.variables[name])
 
 
-def _decided_by_training(training_setup):
-    """Returns the variables that the settings don't decide, by name."""
+def _trained_variables(training_setup: TrainingSetup) -> dict[str, keras.Variable]:
+    """Returns the variables by name, without those that only the settings decide."""
     return {
-        n: v
-        for n, v in training_setup.variables.items()
-        if not n.endswith("/learning_rate")
+        name: variable
+        for name, variable in training_setup.variables.items()
+        if not name.endswith("/learning_rate")
     }

@@ -1,10 +1,15 @@
-"""What a run says of itself: its first lines, its records, its summary."""
+"""What a run says about itself: first lines, a record of each epoch, a summary."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from tfmirror import config, hardware, metrics, recipes
+from tfmirror.rundir.state import PassProgress
+from tfmirror.training.setup import TrainingSetup
 
 
-def first_lines(training_setup):
-    """Returns the lines that say what is about to be trained, on what and how."""
+def first_lines(training_setup: TrainingSetup) -> list[str]:
+    """Returns lines for people: the model, the data, the devices, the settings."""
     settings, dataset = training_setup.settings, training_setup.dataset
     sizes = " + ".join(
         f"{segment.num_steps} of {segment.global_batch_size}"
@@ -12,7 +17,7 @@ def first_lines(training_setup):
     )
     added = f"{settings.microbatches} microbatches a batch, added in one fixed tree"
     if not settings.microbatches:
-        added = "one microbatch a replica, added as the strategy does"
+        added = "one microbatch on each replica, added by the strategy"
     return [
         f"model: {settings.model}, {training_setup.model.count_params():,} parameters",
         f"data: {dataset.name}, {len(dataset.train):,} training and "
@@ -28,12 +33,12 @@ def first_lines(training_setup):
     ]
 
 
-def describe_rate(settings):
-    """Returns the learning rate of resolved `settings`, and why it is that."""
-    text = f"{config.scaled_learning_rate(settings):g}"
+def describe_rate(settings: config.ResolvedConfig) -> str:
+    """Returns the learning rate, and how it follows from the settings."""
+    text = f"{settings.peak_learning_rate:g}"
     if settings.lr_scaling != "none":
         text += (
-            f" ({settings.learning_rate:g} for {config.reference_batch_size(settings)} "
+            f" ({settings.learning_rate:g} for {settings.reference_batch_size} "
             f"examples, {settings.lr_scaling} in the global batch of "
             f"{settings.global_batch_size})"
         )
@@ -42,8 +47,8 @@ def describe_rate(settings):
     return f"{text} {settings.schedule}"
 
 
-def extra_lines(settings):
-    """Returns a line for each thing that not every run has."""
+def extra_lines(settings: config.ResolvedConfig) -> list[str]:
+    """Returns a line for augmentation, and one for a slow precision, if they apply."""
     lines = []
     if settings.augment:
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
@@ -54,16 +59,19 @@ def extra_lines(settings):
     ):
         lines.append(
             "warning: this processor has no instructions for bfloat16 (AMX, "
-            "AVX512_BF16), which then takes many times as long as float32"
+            "AVX512_BF16): it is many times slower than float32"
         )
     return lines
 
 
-def epoch_record(epoch, trained, evaluated):
+def epoch_record(
+    epoch: int, trained: PassProgress, evaluated: PassProgress
+) -> dict[str, Any]:
     """Returns one entry of summary.json's "epochs".
 
     Args:
-      trained, evaluated: loop.Points at the ends of both passes.
+      epoch: counted from 1.
+      trained, evaluated: the progress at the ends of both passes.
     """
     return {
         "epoch": epoch,
@@ -77,8 +85,17 @@ def epoch_record(epoch, trained, evaluated):
     }
 
 
-def summarize(training_setup, trace_seconds, records):
-    """Returns what summary.json holds."""
+def summarize(
+    training_setup: TrainingSetup,
+    trace_seconds: float,
+    records: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    """Returns the content of summary.json.
+
+    Args:
+      trace_seconds: seconds of tracing and compiling, before the first step.
+      records: one of `epoch_record` for each epoch.
+    """
     settings, num_replicas = (
         training_setup.settings,
         training_setup.devices.num_replicas,

@@ -6,162 +6,194 @@ summary["final_eval_accuracy"], summary["weights_sha256"]
 
 import dataclasses
 import functools
+import pathlib
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 from tfmirror import config, errors
 from tfmirror.diagnostics import drift
-from tfmirror.parallel import step
+from tfmirror.parallel import step_loop
+from tfmirror.parallel.segments import Segment
+from tfmirror.parallel.step_loop import StepTotals
 from tfmirror.reporting import plots
-from tfmirror.rundir import checkpoints, directory, environment, reader, resume
-from tfmirror.rundir import state as states
-from tfmirror.training import interruption, loop, progress, setup, terminal, watchdog
+from tfmirror.rundir import directory, environment, reader, resume
+from tfmirror.rundir.state import PassProgress, RunProgress
+from tfmirror.training import interruption, loop, progress, setup, watchdog
+from tfmirror.training.checkpointer import Checkpointer
+from tfmirror.training.setup import TrainingSetup
+from tfmirror.training.terminal import Terminal, epoch_line
+
+OnProgress = Callable[[Any, float], None]
 
 
-def train(settings):
-    """Trains as `settings` say; returns what summary.json holds, and "workdir".
+def train(settings: config.TrainConfig) -> dict[str, Any]:
+    """Trains with `settings`; returns the content of summary.json, and "workdir".
 
-    Nothing is written before settings, devices and data are found to be right. With
-    resume="auto" a run that is finished already is not run again.
-
-    Args:
-      settings: config.TrainConfig.
+    Writes nothing before it has checked settings, devices and data. With resume="auto"
+    a finished run is not run again.
 
     Raises:
-      InputError: a wrong setting, or data that can't be had.
+      InputError: a setting is wrong, or the data can't be used.
       TrainingStoppedError: a step is not finite, replicas have drifted, or a file can't
         be written.
-      InterruptedRunError: the process was asked to end.
+      InterruptedRunError: the process received a signal to end.
     """
     config.check(settings)
     if settings.resume != "auto":
         directory.check_is_free(settings.workdir)
-    show = terminal.Terminal()
-    chosen, settings = setup.choose(settings)
-    earlier = resume.find(settings, show.line)
-    if earlier.summary:
-        show.line(f"finished already: {earlier.directory}")
-        return earlier.summary | {"workdir": str(earlier.directory)}
+    terminal = Terminal()
+    chosen, resolved = setup.choose(settings)
+    previous = resume.find(resolved, terminal.print_line)
+    if previous.summary:
+        terminal.print_line(f"finished already: {previous.directory}")
+        return previous.summary | {"workdir": str(previous.directory)}
     now = environment.describe(chosen)
-    for line in resume.environment_changes(earlier.environment, now):
-        show.line(line)
-    if not earlier.directory:
+    for line in resume.environment_changes(previous.environment, now):
+        terminal.print_line(line)
+    if not previous.directory:
         directory.check_is_free(settings.workdir)
-    training_setup = setup.prepare(settings, chosen, earlier.state)
+    training_setup = setup.prepare(resolved, chosen, previous.state)
     name = f"{settings.model}-{settings.dataset}".replace("/", "-")
-    folder = earlier.directory or directory.create(
-        settings.workdir, f"{name}-{training_setup.devices.num_replicas}replicas"
+    folder = previous.directory or directory.create(
+        settings.workdir, f"{name}-{chosen.num_replicas}replicas"
     )
-    position = earlier.state.position if earlier.state else states.RunProgress()
+    start = previous.state.position if previous.state else RunProgress()
     with directory.lock(folder), directory.stops_on_os_errors(folder):
         with interruption.Watch() as watch:
-            summary = Run(training_setup, folder, position, show, watch).complete()
+            run = Run(training_setup, folder, start, terminal=terminal, watch=watch)
+            summary = run.complete()
     return summary | {"workdir": str(folder)}
 
 
 class Run:
-    """A run on its way: its set-up, where it stands, and what is written of it."""
+    """A run on its way: its setup, its progress, and the files it writes."""
 
-    def __init__(self, training_setup, folder, position, show, watch):
-        """`position` is where `training_setup` stands; `watch` tells when to end."""
-        self.setup, self.folder, self.position = training_setup, folder, position
-        self.show, self.watch = show, watch
+    def __init__(
+        self,
+        training_setup: TrainingSetup,
+        folder: pathlib.Path,
+        start: RunProgress,
+        *,
+        terminal: Terminal,
+        watch: interruption.Watch,
+    ) -> None:
+        """Opens the files of the run directory.
+
+        Args:
+          folder: the run directory.
+          start: the progress of `training_setup`.
+          watch: says when the run is asked to end.
+        """
+        self.setup, self.folder, self.progress = training_setup, folder, start
+        self.terminal, self.watch = terminal, watch
         self.writer = directory.RunWriter(
-            folder, position.records, training_setup.steps_per_epoch
+            folder, start.records, training_setup.steps_per_epoch
         )
-        every, unit = config.parse_interval(training_setup.settings.checkpoint_every)
-        self.checkpoint_epochs = every if unit == "epoch" else 0
-        self.checkpoint_steps = every if unit == "step" else 0
-        self.writes_checkpoints = every > 0
-        self.best_accuracy = checkpoints.best_accuracy(folder / "checkpoints")
+        self.checkpointer = Checkpointer(training_setup, folder / "checkpoints")
 
-    def complete(self):
-        """Trains to the end; returns what summary.json holds."""
-        training_setup, settings = self.setup, self.setup.settings
+    def complete(self) -> dict[str, Any]:
+        """Trains to the end; returns the content of summary.json."""
         with self.writer:
-            for text in progress.first_lines(training_setup):
-                self.show.line(text)
-            self.show.line(f"run directory: {self.folder}")
-            # Of the run that this one makes longer; left there, it would seem whole.
-            (self.folder / "summary.json").unlink(missing_ok=True)
-            self.writer.write_json("config.json", dataclasses.asdict(settings))
-            self.writer.write_json(
-                "environment.json", environment.describe(training_setup.devices)
-            )
-            if self.position != states.RunProgress() and self.writes_checkpoints:
-                # Killed before the next one, it would else begin anew in a new folder,
-                # and in the old one go on with the settings of before.
-                self._mark_if_best(self._checkpoint(self.position.point))
-            trace_seconds = _trace(training_setup)
-            self.show.line(f"traced and compiled in {trace_seconds:.1f} s")
+            self._begin()
+            trace_seconds = _trace(self.setup)
+            self.terminal.print_line(f"traced and compiled in {trace_seconds:.1f} s")
             periodics = self._make_periodics()
-            while self.position.num_epochs < settings.epochs:
+            while self.progress.num_epochs < self.setup.settings.epochs:
                 self._complete_epoch(periodics)
-            training_setup.optimizer.finish()
-            summary = progress.summarize(
-                training_setup, trace_seconds, self.position.records
-            )
-            directory.save_model(training_setup.model, self.folder / directory.MODEL)
-            draw(self.folder)
-            # Last: where it is, a run is whole.
-            self.writer.write_json("summary.json", summary)
-        speed = statistics.median(
-            record["images_per_second"] for record in summary["epochs"]
+            return self._finish(trace_seconds)
+
+    def _begin(self) -> None:
+        """Prints the first lines and writes the files that every run starts with."""
+        for text in progress.first_lines(self.setup):
+            self.terminal.print_line(text)
+        self.terminal.print_line(f"run directory: {self.folder}")
+        # The summary of a shorter run that this one continues. The run would seem
+        # finished with it.
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self.writer.write_json("config.json", self.setup.settings.to_json())
+        self.writer.write_json(
+            "environment.json", environment.describe(self.setup.devices)
         )
-        self.show.line(f"training speed {speed:,.0f} images/s (median of the epochs)")
+        self.checkpointer.write_on_resume(self.progress)
+
+    def _finish(self, trace_seconds: float) -> dict[str, Any]:
+        """Writes the model, the plot and the summary; returns the summary."""
+        self.setup.optimizer.finish()
+        summary = progress.summarize(self.setup, trace_seconds, self.progress.records)
+        directory.save_model(self.setup.model, self.folder / directory.MODEL)
+        draw(self.folder)
+        # Last: a run with a summary is finished.
+        self.writer.write_json("summary.json", summary)
+        speed = statistics.median(e["images_per_second"] for e in summary["epochs"])
+        self.terminal.print_line(
+            f"training speed {speed:,.0f} images/s (median of the epochs)"
+        )
         accuracy = summary["final_eval_accuracy"]
-        self.show.line(f"final evaluation accuracy {accuracy:.4f}")
+        self.terminal.print_line(f"final evaluation accuracy {accuracy:.4f}")
         return summary
 
-    def _make_periodics(self):
-        """Returns what is to be done after every so many steps, in this order.
+    def _make_periodics(self) -> list[loop.Periodic]:
+        """Returns what to do after every K steps, in this order.
 
-        Not kept in `self`: a cycle of references would leave the set-up, and iterators
-        whose deletion takes the longer the older they are, to the garbage collector.
+        Not kept in `self`: a cycle of references would leave the setup to the garbage
+        collector, and iterators take longer to delete the older they are.
         """
-        training_setup, steps = (
-            self.setup,
-            self.position.num_steps(self.setup.steps_per_epoch),
-        )
-        check = make_drift_check(training_setup, self.show)
+        settings = self.setup.settings
+        steps = self.progress.num_steps(self.setup.steps_per_epoch)
+
+        def write_checkpoint(steps_taken: int, reached: PassProgress) -> None:
+            self.checkpointer.write(self._at(reached))
+
         return [
-            loop.Periodic(training_setup.settings.check_drift_every, check, steps),
-            loop.Periodic(self.checkpoint_steps, self._checkpoint_within_epoch, steps),
+            loop.Periodic(
+                settings.check_drift_every,
+                make_drift_check(self.setup, self.terminal),
+                steps,
+            ),
+            loop.Periodic(self.checkpointer.every_steps, write_checkpoint, steps),
         ]
 
-    def _complete_epoch(self, periodics):
-        """Trains and evaluates to the end of the epoch that the run stands in."""
-        training_setup, epochs = self.setup, self.setup.settings.epochs
-        epoch = self.position.num_epochs + 1
-        point = self.position.point
-        dog = watchdog.Watchdog(
-            training_setup.settings.step_timeout, training_setup.describe_replicas
+    def _complete_epoch(self, periodics: list[loop.Periodic]) -> None:
+        """Trains and evaluates to the end of the epoch in which the run is."""
+        epochs = self.setup.settings.epochs
+        epoch = self.progress.num_epochs + 1
+        trained = self._train_epoch(epoch, periodics)
+        evaluated = self._evaluate(epoch, trained)
+        record = progress.epoch_record(epoch, trained, evaluated)
+        self.progress = RunProgress((*self.progress.records, record))
+        self.writer.write_epoch(epoch * self.setup.steps_per_epoch, record)
+        self.checkpointer.write_after_epoch(self.progress)
+        self.terminal.print_line(epoch_line(record, epochs))
+
+    def _train_epoch(self, epoch: int, periodics: list[loop.Periodic]) -> PassProgress:
+        """Takes the training steps that are left of the epoch."""
+        start = self.progress.point
+        totals = step_loop.make_totals(
+            start.totals.loss_sum, start.totals.num_correct, start.num_steps
         )
-        run_pass = functools.partial(
-            loop.run_pass,
-            steps_per_loop=training_setup.settings.steps_per_loop,
-            guard=dog.guard,
-        )
-        totals = step.make_totals(
-            point.totals.loss_sum, point.totals.num_correct, point.num_steps
-        )
-        num_examples = len(training_setup.dataset.train)
-        with self.show.epoch_progress(epoch, epochs, num_examples) as on_progress:
+        with self.terminal.epoch_progress(
+            epoch, self.setup.settings.epochs, len(self.setup.dataset.train)
+        ) as on_progress:
             try:
-                trained = run_pass(
-                    training_setup.train_segments,
+                return self._run_pass(
+                    self.setup.train_segments,
                     totals,
-                    start=point,
+                    start=start,
                     periodics=periodics,
                     on_call=functools.partial(self._after_call, on_progress),
                 )
             except loop.NotFiniteError as error:
                 raise self._stopped(error.num_steps) from error
+
+    def _evaluate(self, epoch: int, trained: PassProgress) -> PassProgress:
+        """Evaluates the model after the epoch's training steps."""
         try:
-            evaluated = run_pass(
-                training_setup.eval_segments,
-                step.zero_totals(),
-                # Asked to end, it goes on with the evaluation, from its beginning.
+            return self._run_pass(
+                self.setup.eval_segments,
+                step_loop.zero_totals(),
+                # A run that ends here resumes with the evaluation, from its beginning.
                 on_call=lambda _: self._after_call(None, trained),
             )
         except loop.NotFiniteError as error:
@@ -169,67 +201,54 @@ class Run:
                 f"the loss of the evaluation after epoch {epoch} is not finite; a "
                 "lower --learning_rate or --clip_norm may help"
             ) from error
-        record = progress.epoch_record(epoch, trained, evaluated)
-        self.position = states.RunProgress((*self.position.records, record))
-        self.writer.write_epoch(epoch * training_setup.steps_per_epoch, record)
-        self._checkpoint_after_epoch()
-        self.show.line(terminal.epoch_line(record, epochs))
 
-    def _after_call(self, on_progress, point):
-        """Shows the progress; ends the run if that was asked for."""
+    def _run_pass(
+        self, segments: list[Segment], totals: StepTotals, **arguments: Any
+    ) -> PassProgress:
+        """Runs the steps of `segments` with the settings' limits."""
+        settings = self.setup.settings
+        dog = watchdog.Watchdog(settings.step_timeout, self.setup.describe_replicas)
+        return loop.run_pass(
+            segments,
+            totals,
+            steps_per_loop=settings.steps_per_loop,
+            guard=dog.guard,
+            **arguments,
+        )
+
+    def _after_call(
+        self, on_progress: OnProgress | None, reached: PassProgress
+    ) -> None:
+        """Shows the progress; ends the run if it was asked to end."""
         if on_progress:
-            on_progress(point.totals, point.seconds)
+            on_progress(reached.totals, reached.seconds)
         if not self.watch.is_asked:
             return
-        where = f"interrupted after step {point.num_steps} of epoch "
-        where += str(self.position.num_epochs + 1)
-        if not self.writes_checkpoints:
-            raise errors.InterruptedRunError(f"{where}; no checkpoint was asked for")
-        path = self._checkpoint(point)
+        where = f"interrupted after step {reached.num_steps} of epoch "
+        where += str(self.progress.num_epochs + 1)
+        if not self.checkpointer.is_enabled:
+            raise errors.InterruptedRunError(
+                f"{where}; wrote no checkpoint, since checkpoint_every is empty"
+            )
+        path = self.checkpointer.write(self._at(reached))
         raise errors.InterruptedRunError(
-            f"{where}; wrote {path}; --workdir='{self.folder}' --resume=auto goes on"
+            f"{where}; wrote {path}; to continue, call again with "
+            f"--workdir='{self.folder}' --resume=auto"
         )
 
-    def _checkpoint_within_epoch(self, steps_taken, point):
-        """Writes a checkpoint after so many steps."""
-        self._checkpoint(point)
+    def _at(self, reached: PassProgress) -> RunProgress:
+        """Returns the run's progress within the current epoch."""
+        return dataclasses.replace(self.progress, point=reached)
 
-    def _checkpoint_after_epoch(self):
-        """Writes a checkpoint if one is due, or if it is the best or the last."""
-        if not self.writes_checkpoints:
-            return
-        num_epochs = self.position.num_epochs
-        is_due = self.checkpoint_epochs and num_epochs % self.checkpoint_epochs == 0
-        is_last = num_epochs == self.setup.settings.epochs
-        if self._is_best() or is_due or is_last:
-            self._mark_if_best(self._checkpoint(states.START_OF_PASS))
+    def _stopped(self, num_steps: int) -> errors.TrainingStoppedError:
+        """Returns the error of a step that is not finite.
 
-    def _is_best(self):
-        """Returns whether the run stands after an epoch better than `best` in it."""
-        if not self.position.records or self.position.point != states.START_OF_PASS:
-            return False
-        return self.position.records[-1]["eval_accuracy"] > self.best_accuracy
-
-    def _mark_if_best(self, path):
-        """Makes the checkpoint at `path`, where the run stands, `best` if it is."""
-        if self._is_best():
-            checkpoints.mark_best(path)
-            self.best_accuracy = self.position.records[-1]["eval_accuracy"]
-
-    def _checkpoint(self, point):
-        """Writes a checkpoint at a Point of the epoch; returns its path."""
-        position = dataclasses.replace(self.position, point=point)
-        return checkpoints.write(
-            self.folder / "checkpoints",
-            states.capture(self.setup, position),
-            self.setup.settings.keep,
-        )
-
-    def _stopped(self, num_steps):
-        """Returns the error of a step that is not finite, after so many of the pass."""
-        epoch = self.position.num_epochs
+        Args:
+          num_steps: steps taken in the epoch before it.
+        """
+        epoch = self.progress.num_epochs
         number = epoch * self.setup.steps_per_epoch + num_steps + 1
-        found = self.setup.find_not_finite(epoch, num_steps)
+        found = self.setup.find_non_finite(epoch, num_steps)
         listed = "; ".join(finding.describe() for finding in found[:3])
         listed = listed or "only the sum over the microbatches"
         return errors.TrainingStoppedError(
@@ -238,27 +257,28 @@ class Run:
         )
 
 
-def draw(folder):
+def draw(folder: pathlib.Path) -> None:
     """Draws the curves of the run in `folder` into its folder plots/."""
     (folder / "plots").mkdir(exist_ok=True)
     drawn = plots.draw_curves([reader.read(folder)])
     plots.save(drawn, folder / "plots" / "curves.png")
 
 
-def _trace(training_setup):
+def _trace(training_setup: TrainingSetup) -> float:
     """Traces all that the run will call; returns the seconds it took."""
     start = time.monotonic()
-    loop.trace(
-        training_setup.train_segments + training_setup.eval_segments, step.zero_totals()
-    )
+    segments = training_setup.train_segments + training_setup.eval_segments
+    loop.trace(segments, step_loop.zero_totals())
     return time.monotonic() - start
 
 
-def make_drift_check(training_setup, show):
+def make_drift_check(
+    training_setup: TrainingSetup, terminal: Terminal
+) -> Callable[[int, PassProgress], None]:
     """Returns a function of the steps taken that stops or resyncs drifted replicas."""
     find_drifts = drift.make_check(training_setup.strategy, training_setup.variables)
 
-    def check(steps_taken, point):
+    def check(steps_taken: int, reached: PassProgress) -> None:
         drifts = find_drifts()
         if not drifts:
             return
@@ -266,9 +286,8 @@ def make_drift_check(training_setup, show):
         what = f"after step {steps_taken} replicas differ from replica 0: {listed}"
         if training_setup.settings.on_drift == "stop":
             raise errors.TrainingStoppedError(what)
-        drift.resync(
-            training_setup.strategy, [training_setup.variables[d.name] for d in drifts]
-        )
-        show.line(f"{what}; resynced from replica 0")
+        drifted = [training_setup.variables[d.name] for d in drifts]
+        drift.resync(training_setup.strategy, drifted)
+        terminal.print_line(f"{what}; resynced from replica 0")
 
     return check

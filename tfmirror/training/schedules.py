@@ -1,9 +1,11 @@
-"""Learning rates over the steps of a run, all through Keras' CosineDecay.
+"""Learning rates over the steps of a run, all made with Keras' CosineDecay.
 
 rate = make_schedule("cosine", 0.3, num_steps=2345, warmup_steps=469)
 """
 
 import keras
+
+from tfmirror import errors
 
 # Smith and Topin, Super-convergence (2018), with the proportions of PyTorch's
 # OneCycleLR: up from 1/25 of the peak for 30 % of the steps, then down to 1/10000 of
@@ -12,21 +14,32 @@ ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_WARMUP = 0.3
 ONE_CYCLE_END = ONE_CYCLE_START / 1e4
 
+# Learning rate at the end of the run, over its peak.
+ENDS = {"constant": 1.0, "cosine": 0.0, "one_cycle": ONE_CYCLE_END}
 
-def make_schedule(name, learning_rate, num_steps, warmup_steps=0):
+
+def make_schedule(
+    name: str, learning_rate: float, *, num_steps: int, warmup_steps: int = 0
+) -> float | keras.optimizers.schedules.LearningRateSchedule:
     """Returns a learning rate for a Keras optimizer: a number, or a function of steps.
 
-    "constant" stays at `learning_rate`, "cosine" falls to 0 along half a cosine; both
-    rise to it linearly from 0 over `warmup_steps` if there are any. "one_cycle" rises
-    to it and falls to next to 0, with a warm-up of its own.
+    "constant" stays at `learning_rate`. "cosine" falls to 0 along half a cosine. Both
+    start with a linear rise from 0 over `warmup_steps`. "one_cycle" has a warm-up of
+    its own, and then falls to almost 0.
 
     Args:
+      name: "constant", "cosine" or "one_cycle".
+      learning_rate: its peak.
       num_steps: steps of the whole run.
-      warmup_steps: the first so many of them.
+      warmup_steps: steps of the rise; 0: none.
+
+    Raises:
+      InputError: `name` is another one.
     """
+    errors.require_one_of(tuple(ENDS), "schedule", name)
     if name == "constant" and not warmup_steps:
         return learning_rate
-    start, end = 0.0, {"constant": 1.0, "cosine": 0.0, "one_cycle": ONE_CYCLE_END}[name]
+    start, end = 0.0, ENDS[name]
     if name == "one_cycle":
         start = learning_rate * ONE_CYCLE_START
         warmup_steps = max(1, round(ONE_CYCLE_WARMUP * num_steps))

@@ -1,29 +1,39 @@
-"""Everything that a run trains with, from its settings.
+"""Everything that a run trains with, built from its settings.
 
-chosen, settings = choose(config.TrainConfig(gpus=2))
-training_setup = prepare(settings, chosen)
-training_setup.train_segments[0].run(10, step.zero_totals())
+chosen, resolved = choose(config.TrainConfig(gpus=2))
+training_setup = prepare(resolved, chosen)
+training_setup.train_segments[0].run(10, step_loop.zero_totals())
 """
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 
 import keras
+import tensorflow as tf
 
 from tfmirror import config, errors, models, recipes
 from tfmirror.data import augmentation, datasets, pipeline
+from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
 from tfmirror.models import kernel_gradient
 from tfmirror.parallel import (
     devices,
+    eval_step,
+    gradients,
     microbatches,
     optimizers,
+    runtime,
     segments,
     step,
     sync_batch_norm,
 )
+from tfmirror.parallel.devices import Devices
+from tfmirror.parallel.microbatches import BatchPlan
+from tfmirror.parallel.optimizers import MirroredOptimizer
 from tfmirror.rundir import resume
 from tfmirror.rundir import state as states
+from tfmirror.rundir.state import RunProgress, RunState
 from tfmirror.training import schedules
 
 
@@ -31,48 +41,64 @@ from tfmirror.training import schedules
 class TrainingSetup:
     """Everything that a run trains with, built and not yet traced."""
 
-    settings: config.TrainConfig  # resolved
-    devices: devices.Devices
-    dataset: datasets.ImageDataset
-    strategy: object  # tf.distribute.MirroredStrategy
+    settings: config.ResolvedConfig
+    devices: Devices
+    dataset: ImageDataset
+    strategy: tf.distribute.Strategy
     model: keras.Model
-    optimizer: optimizers.MirroredOptimizer
-    train_plans: tuple[microbatches.BatchPlan, ...]
+    optimizer: MirroredOptimizer
+    train_plans: tuple[BatchPlan, ...]
     train_segments: list[segments.Segment]
     eval_segments: list[segments.Segment]
 
     @property
-    def variables(self):
-        """All variables by name: the model's, the optimizer's, and those beside."""
+    def variables(self) -> dict[str, keras.Variable]:
+        """All variables by name: the model's, the optimizer's, and moving averages."""
         model = {v.path: v for v in self.model.variables}
         return model | self.optimizer.named_variables
 
     @property
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         """Training steps in a pass over the training examples."""
         return sum(segment.num_steps for segment in self.train_segments)
 
     @functools.cached_property
-    def data_sha256(self):
+    def data_sha256(self) -> str:
         """Digest of all images and labels."""
         return datasets.sha256(self.dataset)
 
-    def find_not_finite(self, num_epochs, num_steps):
-        """Returns non_finite.Findings of the step after so many epochs and steps."""
+    def find_non_finite(
+        self, num_epochs: int, num_steps: int
+    ) -> list[non_finite.Finding]:
+        """Returns what is not finite in the step that follows these.
+
+        Args:
+          num_epochs: finished epochs.
+          num_steps: steps taken in the epoch after them.
+        """
         batch = num_steps
         for plan in self.train_plans:
             if batch < plan.num_batches:
                 break
             batch -= plan.num_batches
         images, labels = pipeline.global_batch(
-            self.dataset.train, plan, num_epochs, batch, self.settings.seed
+            self.dataset.train,
+            first=plan.first,
+            global_batch_size=plan.global_batch_size,
+            epoch=num_epochs,
+            batch=batch,
+            shuffle_seed=self.settings.seed,
         )
         find = non_finite.make_finder(
-            self.strategy, self.model, self.optimizer, plan, make_augment(self.settings)
+            self.strategy,
+            self.model,
+            self.optimizer,
+            plan,
+            augment=make_augment(self.settings),
         )
         return find(images, labels)
 
-    def describe_replicas(self):
+    def describe_replicas(self) -> Iterator[str]:
         """Yields a line for each replica: its device, and the steps it has taken."""
         counts = self.strategy.experimental_local_results(
             self.optimizer.keras_optimizer.iterations.value
@@ -82,58 +108,54 @@ class TrainingSetup:
             yield f"replica {replica_id} on {name}: {int(count.numpy())} steps taken"
 
 
-def choose_threads(settings):
-    """Sets TensorFlow's threads for the one run of a process, unless `settings` do.
+def choose(settings: config.TrainConfig) -> tuple[Devices, config.ResolvedConfig]:
+    """Returns the devices and the resolved settings; configures the process for them.
 
     Args:
-      settings: checked config.TrainConfig.
+      settings: checked with config.check.
 
     Raises:
-      InputError: the machine has not the devices that are asked for.
+      InputError: the machine lacks devices that `settings` ask for, a batch is too
+        small, or threads are given but TensorFlow runs with other ones.
     """
-    if not settings.intra_op_threads:
-        chosen = devices.choose(settings.gpus, settings.device_type)
-        fixed = config.num_fixed_microbatches(settings)
-        devices.use_one_thread_per_op(chosen, fixed or chosen.num_replicas)
+    chosen = devices.set_up(settings.gpus, settings.device_type)
+    resolved = config.resolve(settings, chosen.num_replicas)
+    runtime.configure(
+        chosen,
+        resolved.microbatches or chosen.num_replicas,
+        intra_op_threads=settings.intra_op_threads,
+        inter_op_threads=settings.inter_op_threads,
+    )
+    return chosen, resolved
 
 
-def choose(settings):
-    """Returns (devices.Devices, resolved settings) of checked `settings`.
-
-    Raises:
-      InputError: the machine has not what is asked for, or a batch is too small for it.
-    """
-    devices.set_threads(settings.intra_op_threads, settings.inter_op_threads)
-    chosen = devices.choose(settings.gpus, settings.device_type)
-    return chosen, config.resolve(settings, chosen.num_replicas)
-
-
-def prepare(settings, chosen, state=None):
-    """Returns the TrainingSetup of resolved `settings`: data, model and steps.
+def prepare(
+    settings: config.ResolvedConfig, chosen: Devices, state: RunState | None = None
+) -> TrainingSetup:
+    """Returns the TrainingSetup: data, model and steps.
 
     Args:
-      chosen: devices.Devices of the replicas.
-      state: RunState to stand in; None: at the beginning.
+      chosen: the devices of the replicas.
+      state: to start from; None: start at the beginning.
 
     Raises:
-      InputError: what is asked for doesn't fit the data, or `state` neither.
+      InputError: the settings or the state do not fit the data.
     """
-    explicit = config.parse_shares(settings.microbatches_per_replica)
-    shares = microbatches.share_out(
-        chosen.num_replicas, settings.microbatches, explicit
+    per_replica = microbatches.share_out(
+        chosen.num_replicas, settings.microbatches, settings.microbatches_per_replica
     )
     dataset = datasets.load(
         settings.dataset,
         settings.data_dir,
-        settings.limit_train_examples,
-        settings.limit_eval_examples,
+        limit_train_examples=settings.limit_train_examples,
+        limit_eval_examples=settings.limit_eval_examples,
     )
     if settings.deterministic:
-        devices.use_deterministic_operations()
+        runtime.use_deterministic_operations()
     if not state:
-        return assemble(settings, chosen, dataset, shares, states.RunProgress())
+        return assemble(settings, chosen, dataset, per_replica, RunProgress())
     resume.check_progress(state, settings, datasets.sha256(dataset))
-    training_setup = assemble(settings, chosen, dataset, shares, state.position)
+    training_setup = assemble(settings, chosen, dataset, per_replica, state.position)
     try:
         states.restore(training_setup, state)
     except ValueError as error:
@@ -141,35 +163,53 @@ def prepare(settings, chosen, state=None):
     return training_setup
 
 
-def assemble(settings, chosen, dataset, shares, position):
-    """Returns the TrainingSetup of resolved `settings` on chosen devices."""
-    train_plans = plan(settings, shares, dataset.train)
-    eval_plans = plan(settings, shares, dataset.eval)
-    is_sync = settings.batch_norm == "sync"
-    if is_sync:
+def assemble(
+    settings: config.ResolvedConfig,
+    chosen: Devices,
+    dataset: ImageDataset,
+    microbatches_per_replica: Sequence[int],
+    position: RunProgress,
+) -> TrainingSetup:
+    """Returns the TrainingSetup on chosen devices with loaded data.
+
+    Args:
+      position: where in the run the data start.
+    """
+    train_plans = plan(settings, microbatches_per_replica, dataset.train)
+    eval_plans = plan(settings, microbatches_per_replica, dataset.eval)
+    if settings.batch_norm == "sync":
         sync_batch_norm.check_plans(train_plans)
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
     model, optimizer = build(settings, strategy, dataset, steps_per_epoch)
-    max_concurrent = devices.max_concurrent_microbatches(chosen)
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)
-    make_train = functools.partial(
+    max_concurrent = runtime.max_concurrent_microbatches(chosen)
+    make_train_steps = functools.partial(
         step.make_train_steps,
         strategy,
         model,
         optimizer,
         augment=make_augment(settings),
-        has_cross_replica_ops=is_sync,
-        pack_bytes=round(settings.pack_mb * 2**20),
+        has_cross_replica_ops=settings.batch_norm == "sync",
+        pack_bytes=settings.pack_bytes,
         max_concurrent=max_concurrent,
     )
-    make_eval = functools.partial(
-        step.make_eval_steps,
+    make_eval_steps = functools.partial(
+        eval_step.make_eval_steps,
         strategy,
         model,
         weights=optimizer.evaluated_variables,
         max_concurrent=max_concurrent,
+    )
+    train_segments = segments.make_segments(
+        strategy,
+        dataset.train,
+        train_plans,
+        make_train_steps,
+        shuffle_seed=settings.seed,
+        epochs=position.num_epochs,
+        steps=position.point.num_steps,
     )
     return TrainingSetup(
         settings,
@@ -178,65 +218,66 @@ def assemble(settings, chosen, dataset, shares, position):
         strategy,
         model,
         optimizer,
-        train_plans=train_plans,
-        train_segments=segments.make_segments(
-            strategy,
-            dataset.train,
-            train_plans,
-            make_train,
-            settings.seed,
-            position.num_epochs,
-            position.point.num_steps,
-        ),
+        train_plans,
+        train_segments,
         eval_segments=segments.make_segments(
-            strategy, dataset.eval, eval_plans, make_eval
+            strategy, dataset.eval, eval_plans, make_eval_steps
         ),
     )
 
 
-def plan(settings, shares, examples):
+def plan(
+    settings: config.ResolvedConfig,
+    microbatches_per_replica: Sequence[int],
+    examples: Examples,
+) -> tuple[BatchPlan, ...]:
     """Returns the BatchPlans of a pass over `examples`."""
     return microbatches.plan_epoch(
         len(examples),
         settings.global_batch_size,
-        shares,
+        microbatches_per_replica,
         in_fixed_tree=settings.microbatches > 0,
     )
 
 
-def make_augment(settings):
-    """Returns what changes training images, as `settings` say; None: nothing does."""
+def make_augment(settings: config.ResolvedConfig) -> gradients.Augment | None:
+    """Returns the function that changes training images; None: nothing does."""
     if not settings.augment:
         return None
     flips = settings.dataset in recipes.DATASETS_TO_FLIP
     return augmentation.make_augment(flips, settings.seed)
 
 
-def build(settings, strategy, dataset, steps_per_epoch):
-    """Returns (model, MirroredOptimizer) of resolved `settings`."""
+def build(
+    settings: config.ResolvedConfig,
+    strategy: tf.distribute.Strategy,
+    dataset: ImageDataset,
+    steps_per_epoch: int,
+) -> tuple[keras.Model, MirroredOptimizer]:
+    """Returns the model and its optimizer, mirrored on the strategy's devices."""
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
         model = models.build(
             settings.model,
             dataset.train.images.shape[1:],
             dataset.num_classes,
-            settings.precision,
-            settings.init,
+            precision=settings.precision,
+            init=settings.init,
         )
         learning_rate = schedules.make_schedule(
             settings.schedule,
-            config.scaled_learning_rate(settings),
+            settings.peak_learning_rate,
             num_steps=settings.epochs * steps_per_epoch,
             warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
         )
         optimizer = optimizers.make_optimizer(
             settings.optimizer,
             learning_rate,
-            settings.momentum,
-            settings.weight_decay,
-            settings.clip_norm,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            clip_norm=settings.clip_norm,
         )
-        optimizer = optimizers.MirroredOptimizer(
+        mirrored = MirroredOptimizer(
             optimizer,
             model,
             ema_decay=settings.ema_decay,
@@ -244,4 +285,4 @@ def build(settings, strategy, dataset, steps_per_epoch):
         )
     if settings.batch_norm == "sync":
         sync_batch_norm.synchronize(model)
-    return model, optimizer
+    return model, mirrored

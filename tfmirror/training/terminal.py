@@ -1,37 +1,47 @@
-"""What a run shows while it goes on: a progress bar on a terminal, and lines.
+"""What a run prints: lines, and a progress bar if the output is a terminal.
 
-with Terminal() as terminal:
-    terminal.line("devices: CPU:0, CPU:1")
+terminal = Terminal()
+terminal.print_line("devices: CPU:0, CPU:1")
     with terminal.epoch_progress(epoch=1, num_epochs=5, num_examples=60000) as show:
         show(totals, seconds)                      # after every call of the steps
 """
 
 import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from rich import console, progress
 
+from tfmirror import metrics
+
 
 class _Console(console.Console):
-    """A console that leaves it to the command how to end when its reader has left."""
+    """A console that lets the command decide what happens on a broken pipe."""
 
-    def on_broken_pipe(self):
-        """Raises the BrokenPipeError on which it is called; rich would exit here."""
+    def on_broken_pipe(self) -> None:
+        """Raises the current BrokenPipeError again; rich would exit here."""
         raise
 
 
 class Terminal:
-    """Prints lines, and progress bars where output is a terminal."""
+    """Prints lines, and progress bars if the output is a terminal."""
 
-    def __init__(self, file=None):
+    def __init__(self, file: TextIO | None = None) -> None:
+        """`file` is the output; None: standard output."""
         self._console = _Console(file=file, highlight=False, soft_wrap=True)
 
-    def line(self, text):
+    def print_line(self, text: str) -> None:
         """Prints one line."""
         self._console.print(text, markup=False)
 
     @contextlib.contextmanager
-    def epoch_progress(self, epoch, num_epochs, num_examples):
-        """Yields a function (metrics.Totals, seconds) that moves this epoch's bar."""
+    def epoch_progress(
+        self, epoch: int, num_epochs: int, num_examples: int
+    ) -> Iterator[Callable[[metrics.Totals, float], None] | None]:
+        """Yields a function (totals so far, seconds) that moves this epoch's bar.
+
+        None if the output is not a terminal.
+        """
         if not self._console.is_terminal:
             yield None
             return
@@ -54,16 +64,16 @@ class Terminal:
             yield show
 
 
-def progress_numbers(totals, seconds):
-    """Returns what stands beside the bar: means over the epoch so far."""
+def progress_numbers(totals: metrics.Totals, seconds: float) -> str:
+    """Returns the text next to the bar: means over the epoch so far."""
     return (
         f"loss {totals.mean_loss:.4f} acc {totals.accuracy:.4f}  "
         f"{totals.num_examples / seconds:,.0f} images/s"
     )
 
 
-def epoch_line(record, num_epochs):
-    """Returns the line of a finished epoch; it fits 80 columns.
+def epoch_line(record: dict[str, Any], num_epochs: int) -> str:
+    """Returns the line of a finished epoch, of at most 80 columns.
 
     Args:
       record: one entry of summary.json's "epochs".

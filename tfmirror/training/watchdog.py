@@ -1,8 +1,8 @@
-"""Gives up a run whose step hangs, and says what is known, instead of waiting for ever.
+"""Ends a run whose step hangs, and prints what is known, instead of waiting for ever.
 
-with Watchdog(seconds_per_step=60, describe=...) as watchdog:
-    with watchdog.guard(num_steps=10):
-        ...                                        # at most 600 seconds
+watchdog = Watchdog(seconds_per_step=60, describe=lambda: ["replica 0: 7 steps taken"])
+with watchdog.guard(num_steps=10):
+    ...                                            # at most 600 seconds
 """
 
 import contextlib
@@ -10,22 +10,30 @@ import faulthandler
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 
 EXIT_CODE = 1
-# For the description itself, which may wait for a device that hangs.
+# The description may itself wait for a device that hangs.
 SECONDS_TO_DESCRIBE = 5.0
 
 
 class Watchdog:
-    """Ends the process with code 1 when what it guards takes too long."""
+    """Ends the process with code 1 if a call that it guards takes too long."""
 
-    def __init__(self, seconds_per_step, describe):
-        """`describe` gives lines on the replicas; `seconds_per_step` 0: no limit."""
+    def __init__(
+        self, seconds_per_step: float, describe: Callable[[], Iterable[str]]
+    ) -> None:
+        """Sets the limit.
+
+        Args:
+          seconds_per_step: 0: no limit.
+          describe: returns lines about the replicas, to be printed at the end.
+        """
         self._seconds_per_step, self._describe = seconds_per_step, describe
 
     @contextlib.contextmanager
-    def guard(self, num_steps):
-        """Guards the call of so many steps."""
+    def guard(self, num_steps: int) -> Iterator[None]:
+        """Guards a call of `num_steps` steps."""
         if not self._seconds_per_step:
             yield
             return
@@ -38,11 +46,11 @@ class Watchdog:
         finally:
             timer.cancel()
 
-    def _give_up(self, num_steps, seconds):
+    def _give_up(self, num_steps: int, seconds: float) -> None:
         """Prints what is known, and ends the process."""
         print(
             f"error: {num_steps} training steps have taken more than {seconds:g} s "
-            "(step_timeout); the run is given up",
+            "(step_timeout); the run ends here",
             file=sys.stderr,
             flush=True,
         )
@@ -54,7 +62,7 @@ class Watchdog:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         os._exit(EXIT_CODE)
 
-    def _print_description(self):
-        """Prints what the replicas look like."""
+    def _print_description(self) -> None:
+        """Prints the lines about the replicas."""
         for line in self._describe():
             print(line, file=sys.stderr, flush=True)

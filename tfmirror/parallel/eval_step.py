@@ -1,0 +1,56 @@
+"""One evaluation step on N replicas: the training step without gradients or update.
+
+eval_steps = make_eval_steps(strategy, model, plan)
+totals = eval_steps(iterator, num_steps, step_loop.zero_totals())
+"""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from tfmirror.parallel import gradients, reduction, replicas, step_loop
+from tfmirror.parallel.microbatches import BatchPlan
+
+
+def make_eval_steps(
+    strategy: tf.distribute.Strategy,
+    model: keras.Model,
+    plan: BatchPlan,
+    *,
+    weights: list[keras.Variable] | None = None,
+    max_concurrent: int = 1,
+) -> step_loop.StepLoop:
+    """Returns a compiled function that evaluates many global batches in one call.
+
+    It takes and returns what the function of `step.make_train_steps` does, runs the
+    model in inference mode and changes no variable. It stops before a step whose loss
+    is not finite.
+
+    Args:
+      weights: variables to use instead of the model's trainable ones, such as their
+        moving averages; None: the model's own.
+      max_concurrent: microbatches that a replica may compute at the same time.
+    """
+    evaluated = model.trainable_variables if weights is None else weights
+    microbatch = functools.partial(gradients.inference_sums, model)
+    compute_sums = reduction.compile_sums(
+        microbatch, model, max_concurrent=max_concurrent
+    )
+
+    def replica_eval_total(images, labels):
+        values = replicas.read(evaluated)
+        state = replicas.read(model.non_trainable_variables)
+
+        def compute(sizes, images, labels, k):
+            return compute_sums(sizes, values, state, images, labels, k)
+
+        subtree_sums = reduction.sum_subtrees(plan, compute, images, labels)
+        return reduction.total(plan, subtree_sums, structure=(0.0, 0.0))
+
+    def eval_step(images, labels):
+        total = strategy.run(replica_eval_total, args=(images, labels))
+        loss, num_correct = replicas.first(strategy, total)
+        return loss, num_correct, step_loop.is_finite(loss)
+
+    return step_loop.make_step_loop(eval_step, plan)

@@ -1,0 +1,167 @@
+"""A setting: one dataclass field that holds everything there is to say about it.
+
+    @dataclasses.dataclass(frozen=True)
+    class EvaluateConfig:
+        gpus: int = setting_of(TrainConfig, "gpus")
+        top_k: int = setting(1, "classes to count", group="Output", minimum=1)
+
+    check_fields(EvaluateConfig(top_k=0))      # InputError: top_k must be at least 1
+
+`tfmirror.flags` makes a flag from each of them.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable
+
+from tfmirror import errors
+
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+OnResume = typing.Literal["same", "override", "free"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is known of a setting besides its name, type and default."""
+
+    help: str
+    group: str
+    choices: tuple[str, ...] = ()
+    is_list: bool = False
+    minimum: float | None = None
+    zero_means: str = ""
+    none_means: str = ""
+    on_resume: OnResume = "same"
+
+
+def setting(
+    default: typing.Any,
+    help: str,
+    *,
+    group: str,
+    choices: Iterable[str] = (),
+    is_list: bool = False,
+    minimum: float | None = None,
+    zero_means: str = "",
+    none_means: str = "",
+    on_resume: OnResume = "same",
+) -> typing.Any:
+    """Returns a dataclass field with all that --help, the checks and a resume need.
+
+    Args:
+      default: value of the field unless it is given.
+      help: text for --help: meaning, unit, and what an empty text means.
+      group: heading in --help that the flag stands under.
+      choices: the values allowed; none: not restricted.
+      is_list: whether the value is a comma-separated text.
+      minimum: smallest number allowed; None: not restricted here.
+      zero_means: what 0 means, for --help and errors; sets `minimum` to 0.
+      none_means: what a default of None means, for --help.
+      on_resume: "same": a resumed run must have the same value. "override": it may
+        have another one if resume_override names the setting. "free": it may always
+        have another one, since the value does not affect what is computed.
+    """
+    if zero_means and minimum is None:
+        minimum = 0
+    described = Setting(
+        help,
+        group,
+        tuple(choices),
+        is_list=is_list,
+        minimum=minimum,
+        zero_means=zero_means,
+        none_means=none_means,
+        on_resume=on_resume,
+    )
+    return dataclasses.field(default=default, metadata={"setting": described})
+
+
+def setting_of(
+    settings_class: "type[DataclassInstance]",
+    name: str,
+    default: typing.Any = dataclasses.MISSING,
+    **changes: typing.Any,
+) -> typing.Any:
+    """Returns a field like the one called `name` in another settings class.
+
+    Args:
+      settings_class: the class that has the field.
+      default: value of the new field unless it is given; MISSING: the same.
+      changes: arguments of `setting` that differ, such as none_means.
+    """
+    (source,) = (f for f in dataclasses.fields(settings_class) if f.name == name)
+    described = dataclasses.replace(describe(source), on_resume="same", **changes)
+    if default is dataclasses.MISSING:
+        default = source.default
+    return dataclasses.field(default=default, metadata={"setting": described})
+
+
+def positional_arguments(usage: str) -> typing.Any:
+    """Returns a field, a tuple of texts, for the arguments that are not flags.
+
+    Args:
+      usage: how --help writes them, such as "RUN_DIR...".
+    """
+    return dataclasses.field(default=(), metadata={"arguments": usage})
+
+
+def describe(field: "dataclasses.Field[typing.Any]") -> Setting:
+    """Returns the Setting of a field made by `setting` or `setting_of`."""
+    return field.metadata["setting"]
+
+
+def flag_fields(
+    settings_class: "type[DataclassInstance] | DataclassInstance",
+) -> "list[dataclasses.Field[typing.Any]]":
+    """Returns the fields that are flags: all but the `positional_arguments`."""
+    return [f for f in dataclasses.fields(settings_class) if "setting" in f.metadata]
+
+
+def arguments_field(
+    settings_class: "type[DataclassInstance]",
+) -> "dataclasses.Field[typing.Any] | None":
+    """Returns the field made by `positional_arguments`; None: the class has none."""
+    fields = dataclasses.fields(settings_class)
+    return next((f for f in fields if "arguments" in f.metadata), None)
+
+
+def names_with(
+    settings_class: "type[DataclassInstance]", on_resume: OnResume
+) -> tuple[str, ...]:
+    """Returns the names of the settings that have this `on_resume`."""
+    fields = flag_fields(settings_class)
+    return tuple(f.name for f in fields if describe(f).on_resume == on_resume)
+
+
+def check_fields(settings: "DataclassInstance") -> None:
+    """Checks every field of `settings` against its own choices and minimum.
+
+    A None is not checked: it means that the setting was not given.
+
+    Raises:
+      InputError: a value is not allowed; the first one in the order of the fields.
+    """
+    for field in flag_fields(settings):
+        value, described = getattr(settings, field.name), describe(field)
+        if value is None:
+            continue
+        if described.choices:
+            values = errors.split_names(value) if described.is_list else (value,)
+            for one in values:
+                errors.require_one_of(described.choices, field.name, one)
+        if described.minimum is not None:
+            _check_number(field.name, value, described.minimum, described.zero_means)
+
+
+def _check_number(name: str, value: float, minimum: float, zero_means: str) -> None:
+    """Raises InputError unless `value` is finite and at least `minimum`."""
+    expected = f"at least {minimum:g}"
+    if isinstance(value, float):
+        expected = f"a finite number of {expected}"
+    if zero_means:
+        expected += f" (0: {zero_means})"
+    is_met = math.isfinite(value) and value >= minimum
+    errors.require(is_met, name, value, expected)
