@@ -18,9 +18,17 @@ SHARED_DATA = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def pytest_configure():
-    devices.choose(8, "cpu")
+    devices.set_up(8, "cpu")
     tf.config.list_logical_devices()  # starts TensorFlow, with its usual threads
     tf.get_logger().setLevel("ERROR")  # as the commands do
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_collection_modifyitems(items):
+    """Marks what needs a finished run: it must be trained first."""
+    for item in items:
+        if "finished_run" in item.fixturenames:
+            item.add_marker(pytest.mark.training)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -5,17 +5,24 @@ import struct
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfmirror import command, models
 from tfmirror.data import datasets, idx
-from tfmirror.parallel import devices, microbatches, optimizers, subtrees
+from tfmirror.parallel import (
+    devices,
+    microbatches,
+    optimizers,
+    reduction,
+    runtime,
+)
 
 NUM_CLASSES = 10
 
 
 def make_strategy(num_replicas):
     """Returns a MirroredStrategy on so many logical CPU devices."""
-    strategy = devices.make_strategy(devices.choose(num_replicas, "cpu"))
+    strategy = devices.make_strategy(devices.set_up(num_replicas, "cpu"))
     assert strategy.num_replicas_in_sync == num_replicas
     return strategy
 
@@ -24,23 +31,42 @@ def watch_threads(monkeypatch, max_concurrent=2):
     """Lets replicas compute so many microbatches at a time.
 
     Returns two lists that fill up later: the max_concurrent of each
-    subtrees.compile_sums, and the microbatches of each use_one_thread_per_op.
+    reduction.compile_sums, and the microbatches of each use_one_thread_per_op.
     """
     compiled, kept_apart = [], []
-    compile_sums = subtrees.compile_sums
+    compile_sums = reduction.compile_sums
 
-    def compile_and_note(*args, max_concurrent=1):
-        compiled.append(max_concurrent)
-        return compile_sums(*args, max_concurrent=max_concurrent)
+    def compile_and_note(*args, **kwargs):
+        compiled.append(kwargs["max_concurrent"])
+        return compile_sums(*args, **kwargs)
 
-    monkeypatch.setattr(subtrees, "compile_sums", compile_and_note)
+    monkeypatch.setattr(reduction, "compile_sums", compile_and_note)
     monkeypatch.setattr(
-        devices, "max_concurrent_microbatches", lambda chosen: max_concurrent
+        runtime, "max_concurrent_microbatches", lambda chosen: max_concurrent
     )
     monkeypatch.setattr(
-        devices, "use_one_thread_per_op", lambda _, number: kept_apart.append(number)
+        runtime, "use_one_thread_per_op", lambda _, number: kept_apart.append(number)
     )
     return compiled, kept_apart
+
+
+class FakeThreads:
+    """tf.config.threading of a process in which TensorFlow has not started."""
+
+    def __init__(self, monkeypatch):
+        self.intra, self.inter = 0, 0
+        for kind in ("intra", "inter"):
+            name = f"{kind}_op_parallelism_threads"
+            monkeypatch.setattr(
+                tf.config.threading,
+                f"get_{name}",
+                lambda kind=kind: getattr(self, kind),
+            )
+            monkeypatch.setattr(
+                tf.config.threading,
+                f"set_{name}",
+                lambda number, kind=kind: setattr(self, kind, number),
+            )
 
 
 def make_examples(num_examples, shape=(28, 28, 1), seed=0):
@@ -162,7 +188,7 @@ def make_call(main, settings_class, check):
 
     def call(capsys, *argv):
         code = command.run_and_return_exit_code(
-            main, settings_class, "", check, [str(a) for a in argv]
+            main, settings_class, "", check=check, argv=[str(a) for a in argv]
         )
         return (code, *capsys.readouterr())
 

@@ -1,4 +1,4 @@
-"""Crops and mirror images are drawn from seed and draw, and are what they claim."""
+"""Crops and mirror images depend on the seed and the microbatch only."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ SHAPE = (16, 8, 3)  # padded by 2 and by 1
 
 
 def shifted(image, dy, dx):
-    """Returns `image` moved within zeros, in plain NumPy."""
+    """Returns `image` shifted, with zeros moved in, in plain NumPy."""
     height, width = image.shape[:2]
     padded = np.pad(image, ((2, 2), (1, 1), (0, 0)))
     return padded[dy : dy + height, dx : dx + width]
 
 
 def describe(original, augmented):
-    """Returns (dy, dx, is mirrored) that makes the one of the other."""
+    """Returns (dy, dx, is mirrored) that turn `original` into `augmented`."""
     for mirrored in (False, True):
         candidate = augmented[:, ::-1] if mirrored else augmented
         for dy in range(5):
@@ -47,9 +47,10 @@ def test_about_half_are_mirrored_and_none_unless_asked(images):
         assert least <= sum(describe(*pair)[2] for pair in pairs) <= most
 
 
-def test_it_depends_on_seed_and_draw_and_on_nothing_else(images):
-    def run(seed, draw):
-        return augmentation.make_augment(True, seed)(images, draw).numpy()
+def test_it_depends_on_seed_and_microbatch_index_and_on_nothing_else(images):
+    def run(seed, microbatch_index):
+        augment = augmentation.make_augment(True, seed)
+        return augment(images, microbatch_index).numpy()
 
     np.testing.assert_array_equal(run(0, 5), run(0, 5))
     assert not np.array_equal(run(0, 5), run(0, 6))

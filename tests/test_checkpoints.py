@@ -27,7 +27,7 @@ def make_state(num_steps=7, seed=0):
             state.PassProgress(3, metrics.Totals(1e17 / 3, 12, 96), 1.25),
         ),
         num_steps=num_steps,
-        model={"input_shape": [28, 28, 1], "num_classes": 10, "variables": ["ü/a"]},
+        model=state.ModelDescription((28, 28, 1), 10, ("ü/a",)),
         variables={
             "cnn/conv1/kernel": rng.normal(size=(3, 3, 1, 4)).astype(np.float32),
             "sgd/iteration": np.array(num_steps, np.int64),
@@ -91,7 +91,7 @@ def test_the_latest_whole_one_is_taken_and_damaged_ones_are_named(tmp_path):
     warnings = []
     found, path = checkpoints.latest(tmp_path, warnings.append)
     assert (found.num_steps, path.name) == (10, "step-000000010.npz")
-    assert len(warnings) == 2 and "step-000000100.npz is passed over" in warnings[0]
+    assert len(warnings) == 2 and "step-000000100.npz: it has" in warnings[0]
 
 
 def test_there_may_be_none(tmp_path):

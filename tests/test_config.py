@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
-from tfmirror import command_config, config, errors, models
+from tfmirror import config, errors, inspect_replicas, models, recipes
+from tfmirror.parallel import optimizers
+from tfmirror.settings import names_with
+from tfmirror.training import schedules
 
 
 @pytest.mark.parametrize(
@@ -17,17 +20,20 @@ from tfmirror import command_config, config, errors, models
         ({"per_replica_batch_size": -3}, "per_replica_batch_size must be at least 1"),
         (
             {"global_batch_size": 8, "per_replica_batch_size": 4},
-            "can't both be given: got 8 and 4; drop one",
+            "can't be combined: got 8 and 4; remove one",
         ),
         ({"learning_rate": 0.0}, "learning_rate must be a finite number above 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
         ({"epochs": 0}, "epochs must be at least 1: got 0"),
         ({"limit_train_examples": -1}, "limit_train_examples must be at least 0"),
         ({"steps_per_loop": -1}, "steps_per_loop must be at least 0"),
-        ({"microbatches": -1}, r"microbatches must be at least 0 \(0: one a replica\)"),
-        ({"microbatches_per_replica": "5;3"}, "whole numbers with commas .* got '5;3'"),
-        ({"microbatches_per_replica": "5,-3"}, "whole numbers with commas"),
-        ({"microbatches_per_replica": "0,0"}, "not all 0, such as 5,3: got '0,0'"),
+        ({"microbatches": -1}, r"microbatches must be at least 0 \(0: one per"),
+        ({"microbatches_per_replica": "5;3"}, "comma-separated whole.* got '5;3'"),
+        ({"microbatches_per_replica": "5,-3"}, "comma-separated whole numbers"),
+        (
+            {"microbatches_per_replica": "0,0"},
+            "at least one above 0, such as 5,3: got '0,0'",
+        ),
         ({"check_drift_every": -1}, "check_drift_every must be at least 0"),
         ({"on_drift": "ignore"}, "on_drift must be one of stop, resync: got 'ignore'"),
         (
@@ -38,8 +44,8 @@ from tfmirror import command_config, config, errors, models
         ({"init": "zeros"}, "init must be one of normal, he, glorot: got 'zeros'"),
         ({"lr_scaling": "log"}, "lr_scaling must be one of none, linear, sqrt"),
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\) \(0: none\): got 1.0"),
-        ({"ema_decay": -0.1}, "ema_decay must be in"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\): got 1.0"),
+        ({"ema_decay": -0.1}, "ema_decay must be"),
         (
             {"clip_norm": float("inf")},
             "clip_norm must be a finite number of at least 0",
@@ -47,12 +53,20 @@ from tfmirror import command_config, config, errors, models
         ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0"),
         (
             {"momentum": 0.9, "optimizer": "adam"},
-            "momentum is of --optimizer=sgd alone",
+            "momentum needs optimizer=sgd: got optimizer=adam; remove momentum",
         ),
         (
             {"warmup_epochs": 1.0, "schedule": "one_cycle"},
-            "warmup_epochs can't be given",
+            "warmup_epochs can't be combined with schedule=one_cycle",
         ),
+        (
+            {"microbatches": 2, "pack_mb": 1.0},
+            "no effect with microbatches.* pack_mb=1",
+        ),
+        ({"resume": "auto"}, "resume=auto needs workdir: got none; give"),
+        ({"checkpoint_every": "2"}, "such as 1epoch or 200steps, or empty: got '2'"),
+        ({"resume_override": "epochs,model"}, "must be one of .*gpus.* got 'model'"),
+        ({"step_timeout": -1.0}, "step_timeout must be a finite number of at least 0"),
         ({"seed": -1}, r"seed must be in \[0, 2147483648\): got -1"),
         ({"seed": 2**31}, "seed must be in"),
     ],
@@ -64,7 +78,7 @@ def test_wrong_settings_are_refused(wrong, says):
 
 def test_defaults_are_right():
     config.check(config.TrainConfig())
-    command_config.check_inspect(command_config.InspectConfig())
+    inspect_replicas.check(inspect_replicas.InspectConfig())
 
 
 @pytest.mark.parametrize(
@@ -86,11 +100,11 @@ def test_resolve_leaves_no_setting_open(given, num_replicas, expected):
     assert expected == (
         resolved.global_batch_size,
         resolved.per_replica_batch_size,
-        config.scaled_learning_rate(resolved),
+        resolved.peak_learning_rate,
         resolved.epochs,
     )
     assert resolved.gpus == num_replicas
-    assert None not in dataclasses.asdict(resolved).values()
+    assert None not in resolved.to_json().values()
     assert config.resolve(resolved, num_replicas) == resolved
 
 
@@ -111,12 +125,12 @@ def test_the_learning_rate_follows_the_global_batch_and_not_the_replicas(
     for num_replicas in (1, 2, 8):
         settings = config.TrainConfig(global_batch_size=256, **given)
         resolved = config.resolve(settings, num_replicas)
-        assert config.scaled_learning_rate(resolved) == pytest.approx(expected)
+        assert resolved.peak_learning_rate == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("preset", config.PRESETS)
+@pytest.mark.parametrize("preset", recipes.PRESETS)
 def test_presets_are_right_settings(preset):
-    settings = config.TrainConfig(**config.TrainConfig.PRESETS[preset])
+    settings = config.TrainConfig(**recipes.PRESETS[preset])
     config.check(settings)
     assert settings != config.TrainConfig()
 
@@ -130,10 +144,78 @@ def test_fewer_examples_than_replicas_or_microbatches_in_a_batch_are_refused():
 
 def test_explicit_shares_alone_say_how_many_microbatches_there_are():
     settings = config.TrainConfig(microbatches_per_replica="5,3")
-    assert config.resolve(settings, 2).microbatches == 8
-    assert config.parse_shares("5, 3") == (5, 3) and config.parse_shares("") == ()
+    resolved = config.resolve(settings, 2)
+    assert (resolved.microbatches, resolved.microbatches_per_replica) == (8, (5, 3))
+    assert config.parse_counts("5, 3") == (5, 3) and config.parse_counts("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "unit"),
+    [("1epoch", 1, "epoch"), ("200 steps", 200, "step"), ("", 0, "step")],
+)
+def test_a_checkpoint_interval_is_parsed(text, number, unit):
+    parsed = config.parse_interval(text)
+    assert parsed == config.Interval(number, unit)
+    assert str(parsed) == text.replace(" ", "")
+
+
+def test_resolved_settings_are_written_as_they_were_given():
+    texts = {
+        "microbatches_per_replica": "5, 3",
+        "checkpoint_every": "200 steps",
+        "resume_override": "epochs,gpus",
+    }
+    resolved = config.resolve(config.TrainConfig(**texts, pack_mb=0.5), 2)
+    assert resolved.resume_override == ("epochs", "gpus")
+    assert resolved.pack_bytes == 2**19 and resolved.reference_batch_size == 64
+    written = resolved.to_json()
+    assert list(written) == [f.name for f in dataclasses.fields(config.TrainConfig)]
+    assert texts.items() <= written.items()
+    assert config.resolve(config.TrainConfig(**written), 2) == resolved
+
+
+def test_a_parsed_value_may_be_given_and_is_written_as_text():
+    given = config.TrainConfig(
+        microbatches_per_replica=(5, 3), checkpoint_every=config.Interval(2, "step")
+    )
+    config.check(given)
+    written = config.resolve(given, 2).to_json()
+    assert written["microbatches_per_replica"] == "5,3"
+    assert written["checkpoint_every"] == "2steps"
+
+
+def test_settings_say_whether_they_may_differ_on_resume():
+    assert sorted(names_with(config.TrainConfig, "free")) == sorted(
+        "workdir device_type data_dir steps_per_loop check_drift_every on_drift "
+        "checkpoint_every keep resume resume_override step_timeout "
+        "microbatches_per_replica per_replica_batch_size".split()
+    )
+    assert sorted(names_with(config.TrainConfig, "override")) == sorted(
+        "epochs learning_rate lr_scaling schedule warmup_epochs weight_decay clip_norm "
+        "augment gpus all_reduce pack_mb intra_op_threads inter_op_threads".split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: models.build("vgg", (28, 28, 1), 10), "model must be one of cnn"),
+        (
+            lambda: models.build("cnn", (28, 28, 1), 10, init="zeros"),
+            "init must be one of .*he",
+        ),
+        (
+            lambda: schedules.make_schedule("typo", 0.1, num_steps=10),
+            "schedule must be one of",
+        ),
+        (lambda: optimizers.make_optimizer("lamb", 0.1), "optimizer must be one of"),
+    ],
+)
+def test_library_functions_refuse_an_unknown_name(call, says):
+    with pytest.raises(errors.InputError, match=says):
+        call()
 
 
 def test_every_model_has_a_recipe_and_every_recipe_a_model():
-    assert set(models.BUILDERS) - {"probe"} == set(config.RECIPES)
-    assert set(models.INITIALIZERS) == set(config.INITS)
+    assert set(models.BUILDERS) - {"probe"} == set(recipes.RECIPES)
+    assert set(models.INITIALIZERS) == set(recipes.INITS)

@@ -59,7 +59,8 @@ def kill_at_random(folder, epochs, rng):
     return process.returncode == -9
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.hours)])
 def test_killed_again_and_again_it_ends_with_the_same_bits(num_kills, tmp_path):
     epochs = 20 * num_kills  # more than pass between two of them
     whole = finish(tmp_path / "whole", epochs)

@@ -9,6 +9,8 @@ from tfmirror import config, errors
 from tfmirror.diagnostics import drift
 from tfmirror.training import run
 
+pytestmark = pytest.mark.training
+
 
 def flip_bit(strategy, variable, replica, index=0, bit=0):
     """Flips one bit of one element of one replica's copy."""

@@ -7,15 +7,19 @@ import subprocess
 import sys
 
 import pytest
-from helpers import make_call, make_examples, watch_threads, write_idx_folder
+from helpers import (
+    FakeThreads,
+    make_call,
+    make_examples,
+    watch_threads,
+    write_idx_folder,
+)
 
-from tfmirror import command_config, config, evaluate
+from tfmirror import config, evaluate, hardware
 from tfmirror.rundir import checkpoints
 from tfmirror.training import run
 
-call = make_call(
-    evaluate.main, command_config.EvaluateConfig, command_config.check_evaluate
-)
+call = make_call(evaluate.main, evaluate.EvaluateConfig, evaluate.check)
 
 
 def last_record(folder):
@@ -36,6 +40,7 @@ def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_re
     assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.training
 def test_with_fixed_microbatches_the_loss_has_the_same_bits(
     tmp_path, capsys, monkeypatch
 ):
@@ -57,7 +62,8 @@ def test_with_fixed_microbatches_the_loss_has_the_same_bits(
         assert code == 0 and report["eval_loss"] == record["eval_loss"]
         assert report["eval_accuracy"] == record["eval_accuracy"]
     # One segment of training, and two each of five evaluations.
-    assert compiled == [2] * 11 and kept_apart == [4] * 4
+    assert compiled == [2] * 11
+    assert kept_apart == [4] * 5  # of the run, and of four evaluations
 
 
 @pytest.mark.parametrize(
@@ -68,18 +74,28 @@ def test_with_fixed_microbatches_the_loss_has_the_same_bits(
         ("checkpoints/best.npz", {"microbatches": 4}, (1, 0)),
     ],
 )
-def test_a_process_that_evaluates_has_the_threads_of_the_run(
-    finished_run, tmp_path, model, of_run, threads
+def test_an_evaluation_has_the_threads_of_the_run(
+    finished_run, tmp_path, monkeypatch, model, of_run, threads
 ):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     rewrite_settings(folder, of_run)
+    found = FakeThreads(monkeypatch)
+    monkeypatch.setattr(hardware, "num_cores", lambda: 4)
+    evaluate.main(evaluate.EvaluateConfig((str(folder / model),), device_type="cpu"))
+    assert (found.intra, found.inter) == threads
+
+
+def test_a_process_that_evaluates_has_the_threads_of_the_run(finished_run, tmp_path):
+    """The real TensorFlow, which keeps the threads that it starts with."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    rewrite_settings(folder, {"microbatches": 4, "inter_op_threads": 3})
     code = (
         "import os\n"
         "os.sched_getaffinity = lambda pid: range(4)\n"
         "import tensorflow as tf\n"
-        "from tfmirror import command_config, evaluate\n"
-        f"arguments = ({str(folder / model)!r},)\n"
-        "evaluate.main(command_config.EvaluateConfig(arguments, device_type='cpu'))\n"
+        "from tfmirror import evaluate\n"
+        f"arguments = ({str(folder / 'checkpoints' / 'best.npz')!r},)\n"
+        "evaluate.main(evaluate.EvaluateConfig(arguments, device_type='cpu'))\n"
         "threads = tf.config.threading\n"
         "print(threads.get_intra_op_parallelism_threads())\n"
         "print(threads.get_inter_op_parallelism_threads())\n"
@@ -87,7 +103,7 @@ def test_a_process_that_evaluates_has_the_threads_of_the_run(
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
     *_, intra_op, inter_op = done.stdout.split()
-    assert (int(intra_op), int(inter_op)) == threads
+    assert (int(intra_op), int(inter_op)) == (1, 3)
 
 
 def rewrite_settings(folder, changes):
@@ -121,9 +137,9 @@ def test_other_data_are_taken_whole(finished_run, capsys):
         ([], "arguments must be one run directory or checkpoint: got ()"),
         (["{run}", "b"], "one run directory or checkpoint"),
         (["{run}", "--dataset=nowhere"], "dataset must be"),
-        (["{run}", "--global_batch_size=1"], "at least 2, the microbatches in it"),
-        (["{run}", "--global_batch_size=0"], "global_batch_size must be 1 or more"),
-        (["{run}", "--limit_eval_examples=-1"], "0 or more"),
+        (["{run}", "--global_batch_size=1"], "at least 2, the number of microbatches"),
+        (["{run}", "--global_batch_size=0"], "global_batch_size must be at least 1"),
+        (["{run}", "--limit_eval_examples=-1"], "at least 0"),
         (["{run}/plots"], "holds no config.json"),
     ],
 )

@@ -8,7 +8,7 @@ import re
 import pytest
 from helpers import write_idx_folder
 
-from tfmirror import command, config
+from tfmirror import command, recipes
 from tfmirror.data import datasets
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
@@ -28,6 +28,7 @@ def digits_as_mnist(tmp_path):
     return write_idx_folder(tmp_path / "data", digits.train, digits.eval)
 
 
+@pytest.mark.slow
 def test_mnist_cnn_trains_the_chapters_two_runs_afresh(
     digits_as_mnist, tmp_path, capsys
 ):
@@ -35,7 +36,11 @@ def test_mnist_cnn_trains_the_chapters_two_runs_afresh(
     argv = [f"--data_dir={digits_as_mnist}", f"--workdir={tmp_path / 'out'}"]
     argv += ["--epochs=2", "--num_seeds=2", "--limit_train_examples=400"]
     code = command.run_and_return_exit_code(
-        experiment.main, experiment.ExperimentConfig, "", experiment.check, argv
+        experiment.main,
+        experiment.ExperimentConfig,
+        "",
+        check=experiment.check,
+        argv=argv,
     )
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
@@ -56,6 +61,7 @@ def test_mnist_cnn_trains_the_chapters_two_runs_afresh(
         assert re.search(ending.replace("|", r"\|"), out)
 
 
+@pytest.mark.slow
 def test_microbatch_cost_prints_a_row_for_each_number_of_replicas(
     digits_as_mnist, monkeypatch, capsys
 ):
@@ -74,10 +80,11 @@ def test_microbatch_cost_prints_a_row_for_each_number_of_replicas(
 def call(experiment, settings_class, *argv):
     """Calls an experiment; returns (exit code, output)."""
     return command.run_and_return_exit_code(
-        experiment.main, settings_class, "", experiment.check, list(argv)
+        experiment.main, settings_class, "", check=experiment.check, argv=list(argv)
     )
 
 
+@pytest.mark.training
 def test_tracing_cost_prints_a_row_for_each_model(monkeypatch, capsys):
     experiment = load_experiment("tracing_cost")
     monkeypatch.setattr(experiment, "MODELS", ("cnn",))
@@ -90,6 +97,7 @@ def test_tracing_cost_prints_a_row_for_each_model(monkeypatch, capsys):
     assert ratio == pytest.approx(many / few, abs=0.05)
 
 
+@pytest.mark.training
 def test_time_to_accuracy_trains_the_preset_with_every_seed(
     digits_as_mnist, tmp_path, capsys
 ):
@@ -104,7 +112,7 @@ def test_time_to_accuracy_trains_the_preset_with_every_seed(
     ]
     assert len({s["weights_sha256"] for s in summaries}) == 2
     settings = json.loads((workdir / "seed1" / "config.json").read_text())
-    preset = config.PRESETS["fast"]
+    preset = recipes.PRESETS["fast"]
     assert {name: settings[name] for name in preset} == preset
     row = capsys.readouterr().out.splitlines()[-1]
     least, most = sorted(s["final_eval_accuracy"] for s in summaries)
@@ -116,7 +124,7 @@ def test_time_to_accuracy_trains_the_preset_with_every_seed(
 def test_an_accuracy_that_no_run_can_have_is_refused_before_training(accuracy, capsys):
     experiment = load_experiment("time_to_accuracy")
     assert call(experiment, experiment.ExperimentConfig, f"--accuracy={accuracy}") == 2
-    assert "accuracy must be more than 0 and at most 1" in capsys.readouterr().err
+    assert "accuracy must be in (0, 1]" in capsys.readouterr().err
 
 
 def test_seconds_to_an_accuracy_are_those_of_the_first_epoch_that_has_it():
@@ -130,6 +138,7 @@ def test_seconds_to_an_accuracy_are_those_of_the_first_epoch_that_has_it():
     assert seconds_to(epochs, 0.999) is None
 
 
+@pytest.mark.slow
 def test_fashion_resnet18_trains_both_runs_once_and_draws_them(
     digits_as_mnist, tmp_path, monkeypatch, capsys
 ):
@@ -153,6 +162,7 @@ def test_fashion_resnet18_trains_both_runs_once_and_draws_them(
     assert table in again
 
 
+@pytest.mark.slow
 def test_sweep_runs_each_combination_once_and_goes_on_after_an_interruption(
     tmp_path, monkeypatch, capsys
 ):

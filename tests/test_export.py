@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from helpers import make_call, make_examples, make_strategy
 
-from tfmirror import command_config, models
 from tfmirror import export as export_command
+from tfmirror import models
 from tfmirror.inference import export, loading, prediction
 
 SHAPE = (16, 16, 3)
@@ -15,7 +15,7 @@ SHAPE = (16, 16, 3)
 
 def make_trained(name, precision):
     """Returns a Trained model whose every variable, batch norm's too, is its own."""
-    model = models.build(name, SHAPE, 10, precision, init="he")
+    model = models.build(name, SHAPE, 10, precision=precision, init="he")
     rng = np.random.default_rng(0)
     values = [v.numpy() for v in model.variables]
     for k, variable in enumerate(model.variables):
@@ -25,8 +25,11 @@ def make_trained(name, precision):
     return loading.Trained("a test", settings, SHAPE, 10, tuple(values))
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["cnn", "probe", "resnet18"])
+@pytest.mark.parametrize(
+    "name", ["cnn", "probe", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 def test_plain_keras_and_a_saved_model_predict_the_same_bits(name, precision, tmp_path):
     found = make_trained(name, precision)
     images = make_examples(100, shape=SHAPE).images
@@ -50,9 +53,7 @@ def test_plain_keras_and_a_saved_model_predict_the_same_bits(name, precision, tm
     np.testing.assert_array_equal(served["classes"], expected.argmax(axis=1))
 
 
-call = make_call(
-    export_command.main, command_config.ExportConfig, command_config.check_export
-)
+call = make_call(export_command.main, export_command.ExportConfig, export_command.check)
 
 
 def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsys):
@@ -73,16 +74,22 @@ def test_the_command_writes_both_from_a_checkpoint(finished_run, tmp_path, capsy
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["{run}"], "give --keras_file, --saved_model or both"),
-        (["{run}", "--keras_file=a.h5"], "a name ending in .keras"),
-        (["{run}", "--saved_model={run}"], "must be a new one: got"),
+        (["{run}"], "give keras_file, saved_model or both"),
+        (["{run}", "--keras_file=a.h5"], "a name that ends in .keras"),
+        (
+            ["{run}", "--saved_model={run}"],
+            "must be a path where nothing exists yet: got",
+        ),
         (
             ["{run}", "--saved_model={run}/a.keras", "--keras_file={run}/a.keras"],
             "other",
         ),
         (["{run}", "--saved_model=/proc/a"], "/proc/a can't be written"),
-        (["{run}", "--saved_model=~nobody_there/a"], "a user that is not there"),
-        (["{run}", "--saved_model={run}/a/b"], "must be in a folder there is: got"),
+        (["{run}", "--saved_model=~nobody_there/a"], "names an unknown user"),
+        (
+            ["{run}", "--saved_model={run}/a/b"],
+            "saved_model must be in an existing folder: got",
+        ),
         (["--saved_model={run}/a"], "one run directory or checkpoint: got ()"),
     ],
 )

@@ -21,7 +21,9 @@ from helpers import (
 
 from tfmirror.data import datasets
 from tfmirror.inference import prediction
-from tfmirror.parallel import gradients, microbatches, segments, step
+from tfmirror.parallel import gradients, microbatches, segments, step, step_loop
+
+pytestmark = pytest.mark.training
 
 SHAPE = (4, 4, 1)
 
@@ -49,7 +51,7 @@ def take_steps(model_of, examples, shares, num_steps=1, batch_size=None, **setti
         plans,
         lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     ):
-        segment.run(num_steps, step.zero_totals())
+        segment.run(num_steps, step_loop.zero_totals())
     return strategy, model, first
 
 

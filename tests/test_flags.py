@@ -4,17 +4,37 @@ import dataclasses
 
 import pytest
 
-from tfmirror import command_config, config, errors, flags
+from tfmirror import (
+    benchmark,
+    config,
+    errors,
+    evaluate,
+    export,
+    flags,
+    inspect_replicas,
+    predict,
+    recipes,
+    report,
+    verify,
+)
+from tfmirror.settings import (
+    check_fields,
+    describe,
+    flag_fields,
+    positional_arguments,
+    setting,
+    setting_of,
+)
 
 CLASSES = [
     config.TrainConfig,
-    command_config.InspectConfig,
-    command_config.VerifyConfig,
-    command_config.ReportConfig,
-    command_config.EvaluateConfig,
-    command_config.PredictConfig,
-    command_config.ExportConfig,
-    command_config.BenchmarkConfig,
+    inspect_replicas.InspectConfig,
+    verify.VerifyConfig,
+    report.ReportConfig,
+    evaluate.EvaluateConfig,
+    predict.PredictConfig,
+    export.ExportConfig,
+    benchmark.BenchmarkConfig,
 ]
 
 
@@ -26,12 +46,16 @@ def test_without_arguments_the_settings_are_the_defaults(settings_class):
 @pytest.mark.parametrize("settings_class", CLASSES)
 def test_every_setting_has_its_help_with_its_default(settings_class):
     text = flags.help_text(settings_class, "Synopsis.")
-    for field in flags.flag_fields(settings_class):
+    fields = flag_fields(settings_class)
+    for field in fields:
         assert text.count(f"--{field.name}=<") + text.count(f"--{field.name}\n") == 1
-    known = {name for texts in flags.HELP.values() for name in texts}
-    all_fields = [f for c in CLASSES for f in flags.flag_fields(c)]
-    fields = {f.name for f in all_fields if "help" not in f.metadata}
-    assert known == fields
+        assert field.default is not None or describe(field).none_means
+    assert text.count("Default:") == len(fields)
+
+
+@pytest.mark.parametrize("settings_class", CLASSES)
+def test_defaults_are_allowed(settings_class):
+    check_fields(settings_class())
 
 
 def test_values_have_the_type_of_their_setting():
@@ -48,7 +72,7 @@ def test_values_have_the_type_of_their_setting():
     assert settings == config.TrainConfig(
         gpus=3, learning_rate=0.5, dataset="mnist", global_batch_size=6
     )
-    assert flags.parse(["--json"], command_config.InspectConfig).json is True
+    assert flags.parse(["--json"], inspect_replicas.InspectConfig).json is True
 
 
 @pytest.mark.parametrize(
@@ -58,7 +82,7 @@ def test_values_have_the_type_of_their_setting():
         ("--gpus=two", "flag --gpus=two: invalid literal"),
         ("--gpus=1.5", "flag --gpus=1.5"),
         ("--learning_rate=fast", "flag --learning_rate=fast"),
-        ("mnist", "arguments must be flags: got 'mnist'"),
+        ("mnist", "all arguments must be flags: got 'mnist'"),
         ("--json", "Unknown command line flag 'json'"),
     ],
 )
@@ -70,51 +94,82 @@ def test_wrong_arguments_are_refused(argument, says):
 @pytest.mark.parametrize("argument", ["--help", "-h"])
 def test_help_is_grouped_and_says_what_0_means(argument):
     with pytest.raises(flags.HelpRequested) as request:
-        flags.parse(["--gpus=-1", argument], config.TrainConfig, "What it does.\n")
+        flags.parse(
+            ["--gpus=-1", argument],
+            config.TrainConfig,
+            "What it does.\n",
+            presets=recipes.PRESETS,
+        )
     text = str(request.value)
-    assert text.startswith("What it does.\n\nModel:\n  --preset=<str>\n")
-    assert (
-        "Devices:\n  --gpus=<int>\n      number of replicas, one a GPU; 0: all" in text
+    assert text.startswith("What it does.\n\nModel:\n  --preset=<accurate|fast>\n")
+    assert "Devices:\n  --gpus=<int>\n      number of replicas, one per GPU" in text
+    assert "--optimizer=<sgd|adam|adamw>" in text and "0: all. Default: 0." in (
+        " ".join(text.split())
     )
     assert "Default: from the model's recipe." in text
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
-def test_an_experiments_own_field_brings_its_help():
-    @dataclasses.dataclass(frozen=True)
-    class Own:
-        repeats: int = dataclasses.field(default=2, metadata={"help": "how often"})
-
-    assert "Experiment:\n  --repeats=<int>\n      how often. Default: 2." in (
-        flags.help_text(Own, "")
+@dataclasses.dataclass(frozen=True)
+class Own:
+    folders: tuple[str, ...] = positional_arguments("FOLDER...")
+    repeats: int = setting(2, "how often", group="Own", zero_means="never")
+    kinds: str = setting("a", "kinds", group="Own", choices="ab", is_list=True)
+    rate: float | None = setting(
+        None, "step size", group="Own", minimum=1, none_means="chosen"
     )
-    assert flags.parse(["--repeats=4"], Own) == Own(4)
+    gpus: int = setting_of(config.TrainConfig, "gpus", 3, help="devices")
 
 
-def test_flags_beside_a_preset_win():
+def test_help_says_all_there_is_to_say_of_a_setting():
+    assert flags.help_text(Own, "What.") == (
+        "What.\n\n"
+        "Arguments: FOLDER...\n\n"
+        "Own:\n"
+        "  --repeats=<int>\n      how often; 0: never. Default: 2.\n"
+        "  --kinds=<a|b>,...\n      kinds. Default: 'a'.\n"
+        "  --rate=<float>\n      step size. Default: chosen.\n\n"
+        "Devices:\n"
+        "  --gpus=<int>\n"
+        "      devices; 0: all GPUs, or 2 logical CPU devices without a GPU. "
+        "Default:\n      3."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"repeats": -1}, r"repeats must be at least 0 \(0: never\): got -1"),
+        ({"kinds": "a, c"}, "kinds must be one of a, b: got 'c'"),
+        ({"rate": 0.5}, "rate must be a finite number of at least 1: got 0.5"),
+        ({"rate": float("nan")}, "got nan"),
+        ({"gpus": -1}, "gpus must be at least 0"),
+    ],
+)
+def test_fields_are_checked_against_their_own_limits(changes, says):
+    check_fields(Own())
+    with pytest.raises(errors.InputError, match=says):
+        check_fields(Own(**changes))
+
+
+def test_flags_override_a_preset():
     settings = flags.parse(
-        ["--preset=accurate", "--momentum=0", "--gpus=4"], config.TrainConfig
+        ["--preset=accurate", "--momentum=0", "--gpus=4"],
+        config.TrainConfig,
+        presets=recipes.PRESETS,
     )
-    preset = config.TrainConfig.PRESETS["accurate"]
+    preset = recipes.PRESETS["accurate"]
     assert preset["momentum"] == 0.9
     assert settings == config.TrainConfig(**preset | {"momentum": 0.0, "gpus": 4})
 
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(errors.InputError, match="preset must be one of .*accurate"):
-        flags.parse(["--preset=best"], config.TrainConfig)
+        flags.parse(["--preset=best"], config.TrainConfig, presets=recipes.PRESETS)
     with pytest.raises(errors.InputError, match="Unknown command line flag 'preset'"):
-        flags.parse(["--preset=accurate"], command_config.InspectConfig)
+        flags.parse(["--preset=accurate"], config.TrainConfig)
 
 
-def test_a_field_may_take_the_arguments_that_are_no_flags():
-    @dataclasses.dataclass(frozen=True)
-    class Own:
-        folders: tuple[str, ...] = dataclasses.field(
-            default=(), metadata={"arguments": "FOLDER..."}
-        )
-        repeats: int = dataclasses.field(default=2, metadata={"help": "how often"})
-
+def test_a_field_may_take_the_arguments_that_are_not_flags():
     assert flags.parse(["a", "--repeats=4", "b c"], Own) == Own(("a", "b c"), 4)
     assert flags.parse([], Own) == Own()
-    assert "--folders" not in flags.help_text(Own, "")

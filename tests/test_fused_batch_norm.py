@@ -1,4 +1,4 @@
-"""Batch norm by the fused kernel is Keras' own, in every result and in its file."""
+"""Batch norm by the fused kernel has the results of Keras', and the same saved file."""
 
 import keras
 import numpy as np
@@ -8,7 +8,8 @@ import tensorflow as tf
 from tfmirror import models
 from tfmirror.models import fused_batch_norm
 
-# Of the largest entry: float32 sums in another order; bfloat16 rounds to 8 bits.
+# Relative to the largest entry: float32 sums are in another order, and bfloat16 keeps 8
+# bits.
 TOLERANCES = {"float32": 2e-6, "mixed_bfloat16": 2e-2}
 
 
@@ -36,7 +37,7 @@ def build_pair(policy, shape=(5, 7, 3)):
 
 
 def results(model, images, training):
-    """Returns outputs, gradients by input and parameters, and moving statistics."""
+    """Returns outputs, gradients of inputs and parameters, and moving statistics."""
     images = tf.constant(images)
     factors = tf.random.stateless_normal(images.shape, [1, 2])
     with tf.GradientTape() as tape:
@@ -65,7 +66,7 @@ def test_results_are_those_of_keras(policy, training, batch_size):
 
 
 def test_moving_statistics_are_the_closed_form():
-    """With the biased variance: one example of 1 x 2 pixels shows the difference."""
+    """One example of 1 x 2 pixels tells the biased variance from the unbiased one."""
     model = build_pair("float32", shape=(1, 2, 1))[1]
     layer = model.layers[-1]
     layer.set_weights(np.float32([[1.0], [0.0], [10.0], [4.0]]))
@@ -104,12 +105,13 @@ def test_a_frozen_layer_keeps_its_statistics():
         keras.layers.BatchNormalization(renorm=True),
     ],
 )
-def test_what_the_kernel_does_not_do_stays_with_keras(layer):
+def test_layers_that_the_kernel_does_not_support_stay_with_keras(layer):
     model = keras.Sequential([keras.Input((4, 4, 3)), layer])
     fused_batch_norm.fuse(model)
     assert "call" not in vars(layer)
 
 
+@pytest.mark.training
 def test_resnet18_is_saved_as_plain_keras(tmp_path):
     model = models.build("resnet18", (8, 8, 1), 10)
     norms = [x for x in model.layers if type(x).__name__ == "BatchNormalization"]

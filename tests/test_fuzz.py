@@ -10,7 +10,7 @@ import pytest
 from helpers import idx_bytes
 from hypothesis import strategies as st
 
-from tfmirror import config, errors, flags
+from tfmirror import config, errors, flags, recipes
 from tfmirror.data import idx
 
 NUM_INPUTS = [300, pytest.param(10_000, marks=pytest.mark.slow)]
@@ -85,7 +85,7 @@ def test_the_idx_reader_gives_what_is_in_the_file_or_refuses_it(num_inputs, tmp_
     assert min(answers.values()) > 0
 
 
-NAMES = [field.name for field in flags.flag_fields(config.TrainConfig)]
+NAMES = ["preset", *(f.name for f in dataclasses.fields(config.TrainConfig))]
 VALUES = st.one_of(
     st.text(max_size=12),
     st.integers(-2, 600).map(str),
@@ -103,13 +103,14 @@ ARGUMENTS = st.one_of(
 )
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("num_inputs", NUM_INPUTS)
 def test_the_flag_parser_gives_settings_or_says_what_is_wrong(num_inputs):
     answers = {"parsed": 0, "refused": 0}
 
     def test(argv, num_replicas):
         try:
-            settings = flags.parse(argv, config.TrainConfig)
+            settings = flags.parse(argv, config.TrainConfig, presets=recipes.PRESETS)
             config.check(settings)
             resolved = config.resolve(settings, num_replicas)
         except flags.HelpRequested:
@@ -118,10 +119,12 @@ def test_the_flag_parser_gives_settings_or_says_what_is_wrong(num_inputs):
             answers["refused"] += 1
             return
         answers["parsed"] += 1
-        assert None not in dataclasses.asdict(resolved).values()
+        assert None not in resolved.to_json().values()
         assert resolved.global_batch_size >= num_replicas
         assert config.resolve(resolved, num_replicas) == resolved
-        assert config.scaled_learning_rate(resolved) > 0
+        given = config.TrainConfig(**resolved.to_json())  # as from config.json
+        assert config.resolve(given, num_replicas) == resolved
+        assert resolved.peak_learning_rate > 0
 
     argv = st.lists(ARGUMENTS, max_size=4)
     fuzz(test, num_inputs, argv=argv, num_replicas=st.integers(1, 16))

@@ -9,16 +9,15 @@ def test_parse_cpuinfo_takes_the_first_processor():
         "flags\t\t: fpu avx512f amx_tile sse\n"
         "\nprocessor\t: 1\nmodel name\t: Other\nflags\t: avx\n"
     )
-    assert hardware.parse_cpuinfo(text) == {
-        "model": "Big CPU @ 2GHz",
-        "flags": ["amx_tile", "avx512f"],
-    }
-    assert hardware.parse_cpuinfo("") == {"model": "", "flags": []}
+    assert hardware.parse_cpuinfo(text) == hardware.Cpu(
+        model="Big CPU @ 2GHz", flags=("amx_tile", "avx512f")
+    )
+    assert hardware.parse_cpuinfo("") == hardware.Cpu("", ())
 
 
 def test_flags_are_those_of_the_file_and_none_without_it(tmp_path, monkeypatch):
     monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
-    assert hardware.describe_cpu() == {"model": "", "flags": []}
+    assert hardware.describe_cpu() == hardware.Cpu("", ())
     assert not hardware.cpu_has_any(hardware.BFLOAT16_FLAGS)
     (tmp_path / "cpuinfo").write_text("flags\t: fpu avx512_bf16\n")
     assert hardware.cpu_has_any(hardware.BFLOAT16_FLAGS)

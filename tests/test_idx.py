@@ -1,4 +1,4 @@
-"""The IDX reader gives back what was written, and refuses all else in one line."""
+"""The IDX reader returns what was written, and refuses damaged files in one line."""
 
 import gzip
 import pathlib
@@ -13,7 +13,7 @@ from tfmirror.data import idx
 
 
 def packed(content):
-    """Returns the gzip file of some bytes, the same in every process."""
+    """Returns `content` compressed with gzip, with the same bytes in every process."""
     return gzip.compress(content, mtime=0)
 
 
@@ -28,7 +28,7 @@ def test_reads_back_what_was_written(tmp_path, name, pack):
 
 
 def with_shape(*shape):
-    """Returns the file with another shape in its header, and the same values."""
+    """Returns an IDX file of ARRAY's values with `shape` in its header."""
     return (
         struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + ARRAY.tobytes()
     )
@@ -44,9 +44,9 @@ HTML = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
         ("a.gz", packed(WHOLE)[:-3], "cut short"),
         ("a.gz", packed(WHOLE)[:12], "cut short"),
         ("a.gz", b"", "not an IDX file"),
-        ("a.gz", HTML, "not a whole gzip file"),
+        ("a.gz", HTML, "not a valid gzip file"),
         ("a.gz", packed(HTML), "not an IDX file: it starts with b'<!DO'"),
-        ("a.gz", packed(WHOLE)[:-8] + bytes(8), "not a whole gzip file"),  # CRC
+        ("a.gz", packed(WHOLE)[:-8] + bytes(8), "not a valid gzip file"),  # CRC
         ("a", HTML, "not an IDX file"),
         ("a", b"", "not an IDX file"),
         ("a", WHOLE[:3], "not an IDX file"),
@@ -64,7 +64,7 @@ HTML = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
         ("a", idx_bytes(ARRAY, type_code=0x07), "not an IDX file"),
     ],
 )
-def test_refuses_what_is_not_the_file_it_should_be(tmp_path, name, content, says):
+def test_damaged_and_unexpected_files_are_refused(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(errors.InputError, match=says) as error:
         idx.read_idx(tmp_path / name, 3)
@@ -88,7 +88,7 @@ def test_finds_the_four_files_under_all_their_names(tmp_path, joint, packed):
     assert all(path.is_file() for path in found.values())
 
 
-def test_a_folder_without_idx_files_is_none_and_a_missing_one_is_named(tmp_path):
+def test_a_folder_without_idx_files_gives_none_and_a_missing_file_is_named(tmp_path):
     assert idx.find_idx_files(tmp_path) is None
     examples = make_examples(3)
     write_idx_folder(tmp_path, examples, examples)
@@ -109,7 +109,7 @@ def test_every_fault_of_a_packed_file_is_recognised_or_harmless(
             found = idx.read_idx(path, 3)
         except errors.InputError:
             continue
-        if what != "another file's":  # whole, but of other data
+        if what != "another file's":  # undamaged, but other data
             np.testing.assert_array_equal(found, ARRAY, what)
         harmless.append(what)
     assert count == 76 and len(harmless) < 15

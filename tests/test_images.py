@@ -1,4 +1,4 @@
-"""Images are read as they are in their files, or refused in one line."""
+"""Images are read without changes, and unusable files are refused in one line."""
 
 import gzip
 
@@ -21,12 +21,12 @@ def save(path, pixels, **options):
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bmp", "a.tif", "no_ending"])
-def test_a_grey_image_is_read_as_it_is(tmp_path, name):
+def test_a_grey_image_is_read_unchanged(tmp_path, name):
     path = save(tmp_path / name, PIXELS[0, ..., 0], format="PNG")
     np.testing.assert_array_equal(images.read(path, SHAPE), PIXELS[:1])
 
 
-def test_a_colour_image_is_read_as_it_is(tmp_path):
+def test_a_colour_image_is_read_unchanged(tmp_path):
     pixels = make_examples(1, shape=(8, 9, 3)).images
     path = save(tmp_path / "a.png", pixels[0])
     np.testing.assert_array_equal(images.read(path, (8, 9, 3)), pixels)
@@ -54,7 +54,7 @@ def test_idx_files_give_all_their_images_in_order(tmp_path, name, pack):
         (lambda p: p.write_bytes(idx_bytes(PIXELS[:, :9, :, 0])), "got shape [9, 20,"),
     ],
 )
-def test_other_files_are_refused(tmp_path, make, says):
+def test_unusable_files_are_refused(tmp_path, make, says):
     make(tmp_path / "a")
     with pytest.raises(errors.InputError) as error:
         images.read(tmp_path / "a", SHAPE)
@@ -67,12 +67,12 @@ def test_several_frames_are_refused(tmp_path):
     frames[0].save(
         tmp_path / "a.tif", format="TIFF", save_all=True, append_images=frames[1:]
     )
-    with pytest.raises(errors.InputError, match="one image is expected, got 3 frames"):
+    with pytest.raises(errors.InputError, match="expected one image, got 3 frames"):
         images.read(tmp_path / "a.tif", SHAPE)
 
 
-def test_a_picture_that_would_fill_the_memory_is_refused_unread(tmp_path):
-    """Its header alone says 30,000 x 30,000; nothing is decoded."""
+def test_an_image_that_would_fill_the_memory_is_refused_undecoded(tmp_path):
+    """Its header announces 30,000 x 30,000 pixels."""
     PIL.Image.new("1", (30_000, 30_000)).save(tmp_path / "a.png")
     with pytest.raises(errors.InputError, match="a.png"):
         images.read(tmp_path / "a.png", SHAPE)

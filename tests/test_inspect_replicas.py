@@ -5,17 +5,19 @@ import json
 import numpy as np
 import pytest
 
-from tfmirror import command, command_config, inspect_replicas
+from tfmirror import command, inspect_replicas
+
+pytestmark = pytest.mark.training
 
 
 def show(capsys, *argv):
     """Returns what the command prints."""
     code = command.run_and_return_exit_code(
         inspect_replicas.main,
-        command_config.InspectConfig,
+        inspect_replicas.InspectConfig,
         "",
-        command_config.check_inspect,
-        ["--gpus=2", *argv],
+        check=inspect_replicas.check,
+        argv=["--gpus=2", *argv],
     )
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
@@ -100,6 +102,7 @@ def test_layer_and_channel_choose_what_is_shown(
     show(capsys, f"--layer={layer}", f"--channel={channel}", "--num_examples=1")
 
 
+@pytest.mark.slow
 def test_resnet18_shows_four_random_observations_of_the_second_chapter(capsys):
     report = json.loads(show(capsys, "--model=resnet18", "--json"))
     assert np.shape(report["logits"]) == (2, 2, 10)

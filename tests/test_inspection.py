@@ -13,6 +13,8 @@ from helpers import (
 from tfmirror import errors, metrics
 from tfmirror.diagnostics import inspection
 
+pytestmark = pytest.mark.training
+
 
 @pytest.fixture(scope="module")
 def view():

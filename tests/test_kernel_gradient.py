@@ -1,4 +1,4 @@
-"""A kernel's gradient as matrix products is the gradient."""
+"""A kernel's gradient as matrix products equals TensorFlow's own."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from tfmirror.models import kernel_gradient
 
 
 def gradients(convolve, images, kernel):
-    """Returns the outputs, and the gradients of a sum of them with random factors."""
+    """Returns the outputs, and the gradients of their sum with random weights."""
     with tf.GradientTape() as tape:
         tape.watch([images, kernel])
         outputs = convolve(images, kernel)
@@ -22,7 +22,7 @@ def gradients(convolve, images, kernel):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("sides", [(3, 3), (1, 1), (5, 2)])
 @pytest.mark.parametrize("shape", [(7, 7), (4, 9), (1, 2)])
-def test_it_is_tensorflows_own(stride, sides, shape):
+def test_outputs_and_gradients_are_tensorflows_own(stride, sides, shape):
     images = tf.random.stateless_normal([3, *shape, 4], [3, 4], dtype=tf.float64)
     kernel = tf.random.stateless_normal([*sides, 4, 5], [5, 6], dtype=tf.float64)
 
@@ -42,20 +42,20 @@ def test_it_is_tensorflows_own(stride, sides, shape):
     ("flag", "stages"),
     [("amx_bf16", ("stage2", "stage3", "stage4")), ("avx512f", ("stage3", "stage4"))],
 )
-def test_it_serves_the_layers_that_gain_and_no_others(
+def test_it_is_used_in_the_layers_that_gain_and_in_no_others(
     tmp_path, monkeypatch, flag, stages
 ):
     (tmp_path / "cpuinfo").write_text(f"model name: A\nflags: fpu {flag}\n")
     monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "cpuinfo")
-    model = models.build("resnet18", (28, 28, 1), 10, "bfloat16")
+    model = models.build("resnet18", (28, 28, 1), 10, precision="bfloat16")
     kernel_gradient.use_matrix_products(model)
-    served = {
+    overridden = {
         layer.name
         for layer in model.layers
         if isinstance(layer, keras.layers.Conv2D) and "call" in vars(layer)
     }
-    assert len(served) == len(stages) * 5  # of 14x14, 7x7, 4x4, shortcuts included
-    assert all(name.startswith(stages) for name in served)
+    assert len(overridden) == len(stages) * 5  # of 14x14, 7x7, 4x4, shortcuts included
+    assert all(name.startswith(stages) for name in overridden)
     model = models.build("resnet18", (28, 28, 1), 10)  # float32
     kernel_gradient.use_matrix_products(model)
     convolutions = [x for x in model.layers if isinstance(x, keras.layers.Conv2D)]
@@ -64,7 +64,7 @@ def test_it_serves_the_layers_that_gain_and_no_others(
 
 @pytest.mark.parametrize("activation", [None, "relu"])
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_a_served_layer_gives_what_it_gave(activation, use_bias):
+def test_a_layer_that_uses_it_gives_the_same_results(activation, use_bias):
     layer = keras.layers.Conv2D(
         6,
         3,

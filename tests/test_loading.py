@@ -44,7 +44,7 @@ def test_a_run_that_was_interrupted_gives_its_last_whole_checkpoint(
     assert loading.find(folder, warnings.append).source == str(first)
     assert len(warnings) == 1 and last.name in warnings[0]
     first.unlink()
-    with pytest.raises(errors.InputError, match="neither a finished run nor a whole"):
+    with pytest.raises(errors.InputError, match="neither a finished run nor a comp"):
         loading.find(folder, warnings.append)
 
 

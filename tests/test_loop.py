@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tfmirror import metrics
-from tfmirror.parallel import segments, step
+from tfmirror.parallel import segments, step_loop
 from tfmirror.rundir.state import PassProgress
 from tfmirror.training import loop
 
@@ -24,14 +24,14 @@ class Counter:
         self.calls.append(num_steps)
         self.now += num_steps * self.seconds_per_step
         taken = min(num_steps, self.good_steps - totals.num_steps)
-        return step.Totals(
+        return step_loop.StepTotals(
             totals.loss_sum + 0.5 * taken,
             totals.num_correct + 2 * taken,
             totals.num_steps + taken,
         )
 
 
-ZERO = step.Totals(0.0, 0, 0)
+ZERO = step_loop.StepTotals(0.0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_pass_goes_on_where_it_stood():
         full.calls, last.calls, full.now, last.now = [], [], 100.0, 0.0
         reached = loop.run_pass(
             both,
-            step.Totals(0.5 * num_steps, 2 * num_steps, num_steps),
+            step_loop.StepTotals(0.5 * num_steps, 2 * num_steps, num_steps),
             start=start,
             clock=lambda: full.now + last.now,
         )

@@ -19,7 +19,3 @@ def test_weights_sha256_is_over_the_bytes_in_order():
     expected = hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
     assert metrics.weights_sha256(variables) == expected
     assert metrics.weights_sha256(variables[::-1]) != expected
-
-
-def test_median_and_range():
-    assert metrics.median_and_range([0.98, 0.9, 0.99123]) == "0.9800 (0.9000 to 0.9912)"

@@ -47,7 +47,7 @@ def test_plan_epoch(num_examples, global_batch_size, shares, expected):
 
 def test_the_microbatches_do_not_depend_on_the_replicas():
     of_shares = [
-        [plan.sizes for plan in microbatches.plan_epoch(1000, 60, shares)]
+        [plan.microbatch_sizes for plan in microbatches.plan_epoch(1000, 60, shares)]
         for shares in ((8,), (4, 4), (3, 3, 2), (5, 3), (1,) * 8)
     ]
     assert of_shares == [of_shares[0]] * 5

@@ -1,4 +1,4 @@
-"""The models are what the chapters build."""
+"""The models have the chapters' parameters, initializers and precisions."""
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ def test_the_cnn_has_the_chapters_parameters():
 
 
 def test_resnet18_has_the_chapters_parameters():
-    """Convolutions in x out x k x k + out, two per channel of batch norm, the head."""
+    """Adds up in x out x k x k + out per convolution, batch norm, and the head."""
     model = models.build("resnet18", (28, 28, 1), 10)
     convolutions = 1 * 64 * 9 + 64
     norms, channels = 64, 64
@@ -76,6 +76,7 @@ def test_kernels_have_the_deviation_of_their_initializer(name, init, deviation):
     assert len({kernel.ravel()[0] for kernel in kernels}) == len(kernels)
 
 
+@pytest.mark.training
 def test_each_model_starts_as_its_chapter_does():
     for name, init in (("cnn", "glorot"), ("resnet18", "normal")):
         keras.utils.set_random_seed(0)
@@ -89,7 +90,7 @@ def test_each_model_starts_as_its_chapter_does():
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_arithmetic_has_the_precision_and_variables_are_float32(name, precision):
-    model = models.build(name, (28, 28, 1), 10, precision)
+    model = models.build(name, (28, 28, 1), 10, precision=precision)
     assert {v.dtype for v in model.variables} == {"float32"}
     assert {layer.compute_dtype for layer in model.layers[1:-1]} == {precision}
     assert model.layers[-1].compute_dtype == "float32"
@@ -101,3 +102,10 @@ def test_the_cnn_takes_other_images_and_refuses_too_small_ones():
     assert models.build("cnn", (14, 14, 1), 2).output_shape == (None, 2)
     with pytest.raises(errors.InputError, match="at least 14 pixels .* got 13x20"):
         models.build("cnn", (13, 20, 1), 10)
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(errors.InputError, match="model must be one of cnn, .* 'vgg'"):
+        models.build("vgg", (28, 28, 1), 10)
+    with pytest.raises(errors.InputError, match="init must be one of .*he.* 'zeros'"):
+        models.build("cnn", (28, 28, 1), 10, init="zeros")

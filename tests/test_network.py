@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.training
+
 # Python code can't look a name up, connect or send; what C++ code opened and kept would
 # be seen at the end. A socket alone is none of it: urllib3 makes one when it is
 # imported, to see whether there is IPv6.
@@ -28,15 +30,14 @@ settings = config.TrainConfig(epochs=1, limit_train_examples=128, workdir=sys.ar
 run.train(settings)
 """
 OTHERS = """
-from tfmirror import command_config as c
 from tfmirror import evaluate, export, inspect_replicas, predict, report
 folder = sys.argv[1]
-evaluate.main(c.EvaluateConfig(arguments=(folder,)))
-images = c.PredictConfig(arguments=(folder, sys.argv[2]))
+evaluate.main(evaluate.EvaluateConfig(arguments=(folder,)))
+images = predict.PredictConfig(arguments=(folder, sys.argv[2]))
 predict.main(images)
-export.main(c.ExportConfig(arguments=(folder,), saved_model=folder + "/saved"))
-inspect_replicas.main(c.InspectConfig())
-report.main(c.ReportConfig(run_dirs=(folder,), html_file=folder + "/report.html"))
+export.main(export.ExportConfig(arguments=(folder,), saved_model=folder + "/saved"))
+inspect_replicas.main(inspect_replicas.InspectConfig())
+report.main(report.ReportConfig(run_dirs=(folder,), html_file=folder + "/report.html"))
 """
 
 

@@ -7,7 +7,9 @@ import tensorflow as tf
 from helpers import build_optimizer, make_examples, make_strategy
 
 from tfmirror.diagnostics import non_finite
-from tfmirror.parallel import microbatches, segments, step
+from tfmirror.parallel import microbatches, segments, step, step_loop
+
+pytestmark = pytest.mark.training
 
 
 class Poison(keras.layers.Layer):
@@ -49,7 +51,7 @@ def test_the_step_is_not_taken_and_the_microbatch_is_found(shares, replica_id):
         [plan],
         lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
-    one = segment.run(1, step.zero_totals())
+    one = segment.run(1, step_loop.zero_totals())
     assert int(one.num_steps) == 1 and np.isfinite(float(one.loss_sum))
     before = [v.numpy() for v in [*model.variables, *optimizer.variables]]
     two = segment.run(1, one)
@@ -62,6 +64,6 @@ def test_the_step_is_not_taken_and_the_microbatch_is_found(shares, replica_id):
     assert find(examples.images[:8], examples.labels[:8]) == []
     (finding,) = find(examples.images[8:], examples.labels[8:])
     assert (finding.replica_id, finding.microbatch) == (replica_id, 2)
-    assert not finding.has_loss and len(finding.variables) == 2
+    assert not finding.is_loss_finite and len(finding.variables) == 2
     text = finding.describe()
     assert text.startswith(f"replica {replica_id}, microbatch 2: its loss and the grad")

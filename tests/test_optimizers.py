@@ -13,10 +13,17 @@ from helpers import (
     replica_copies,
 )
 
-from tfmirror.parallel import microbatches, optimizers, segments, step
+from tfmirror.parallel import microbatches, optimizers, segments, step, step_loop
 
 EXAMPLES = make_examples(12, shape=(4, 4, 1))
-ALL_SHARES = [(1,), (1, 1), (4, 4), (5, 3), (2, 2, 4)]
+ALL_SHARES = [
+    (1, 1),
+    (5, 3),
+    *(
+        pytest.param(shares, marks=pytest.mark.training)
+        for shares in [(1,), (4, 4), (2, 2, 4)]
+    ),
+]
 
 
 def take_steps(shares, num_steps=1, **settings):
@@ -26,14 +33,14 @@ def take_steps(shares, num_steps=1, **settings):
     initial = model.get_weights()[0].astype(np.float64)
     optimizer = build_optimizer(strategy, model, **settings)
     in_tree = sum(shares) > len(shares)
-    (plan,) = microbatches.plan_epoch(12, 12, shares, in_tree)
+    (plan,) = microbatches.plan_epoch(12, 12, shares, in_fixed_tree=in_tree)
     (segment,) = segments.make_segments(
         strategy,
         EXAMPLES,
         [plan],
         lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
-    segment.run(num_steps, step.zero_totals())
+    segment.run(num_steps, step_loop.zero_totals())
     for variable in [*model.variables, *optimizer.variables]:
         copies = replica_copies(strategy, variable)
         assert len(copies) == len(shares) and (copies == copies[0]).all()
@@ -110,6 +117,7 @@ def test_without_ema_the_weights_themselves_are_evaluated():
     np.testing.assert_array_equal(model.get_weights()[0], before)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("shares", [(1, 1), (5, 3)])
 def test_loss_scaling_changes_nothing_but_what_float16_can_hold(shares):
     weights, model, optimizer = take_steps(
@@ -118,15 +126,16 @@ def test_loss_scaling_changes_nothing_but_what_float16_can_hold(shares):
     for _ in range(2):
         weights = weights - 0.5 * mean_gradient(weights)
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-4, atol=1e-6)
-    assert optimizer.scale.numpy() == optimizers.INITIAL_LOSS_SCALE
-    assert optimizer.good_steps.numpy() == 2
+    assert optimizer.loss_scaler.scale.numpy() == optimizers.INITIAL_LOSS_SCALE
+    assert optimizer.loss_scaler.good_steps.numpy() == 2
 
 
+@pytest.mark.training
 def test_the_loss_scale_doubles_after_many_good_steps(monkeypatch):
     monkeypatch.setattr(optimizers, "STEPS_TO_GROW_LOSS_SCALE", 3)
     _, _, optimizer = take_steps((1, 1), 7, learning_rate=0.01, scales_loss=True)
-    assert optimizer.scale.numpy() == 4 * optimizers.INITIAL_LOSS_SCALE
-    assert optimizer.good_steps.numpy() == 1
+    assert optimizer.loss_scaler.scale.numpy() == 4 * optimizers.INITIAL_LOSS_SCALE
+    assert optimizer.loss_scaler.good_steps.numpy() == 1
 
 
 class PoisonGradient(keras.layers.Layer):
@@ -162,6 +171,7 @@ def build_poisoned(strategy):
         keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("shares", [(4,), (2, 2), (3, 1), (1, 1, 1, 1)])
 def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeypatch):
     """Batch 1 of 3 has the poison, in its third microbatch of four only."""
@@ -192,18 +202,18 @@ def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeyp
             if "scale" not in v.path and "good" not in v.path
         ]
 
-    segment.run(1, step.zero_totals())
+    segment.run(1, step_loop.zero_totals())
     model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
     before = values()
-    segment.run(1, step.zero_totals())  # the poisoned one
+    segment.run(1, step_loop.zero_totals())  # the poisoned one
     for value, expected in zip(values(), before, strict=True):
         np.testing.assert_array_equal(value, expected)
-    assert optimizer.scale.numpy() == optimizers.INITIAL_LOSS_SCALE / 2
+    assert optimizer.loss_scaler.scale.numpy() == optimizers.INITIAL_LOSS_SCALE / 2
     assert (
-        optimizer.good_steps.numpy() == 0
+        optimizer.loss_scaler.good_steps.numpy() == 0
         and optimizer.keras_optimizer.iterations.numpy() == 1
     )
-    segment.run(1, step.zero_totals())
+    segment.run(1, step_loop.zero_totals())
     assert optimizer.keras_optimizer.iterations.numpy() == 2
     assert any((a != b).any() for a, b in zip(values(), before, strict=True))
     for variable in variables:

@@ -1,4 +1,4 @@
-"""The pipeline: every example once an epoch, in an order that only the seed decides."""
+"""The pipeline yields every example once per epoch, in an order set by the seed."""
 
 import itertools
 
@@ -12,11 +12,14 @@ from tfmirror.parallel import microbatches
 
 
 def take(examples, plan, num_epochs, shuffle_seed):
-    """Returns [epoch][batch] -> labels of global batches, taken as the loop does."""
+    """Returns [epoch][batch] -> labels of global batches, read as the loop does.
+
+    Labels are replaced with the indices of the examples.
+    """
     numbered = type(examples)(examples.images, np.arange(len(examples), dtype=np.int32))
     iterators = [
         iter(
-            pipeline.batch_parts(
+            pipeline.per_replica_batches(
                 numbered,
                 first=batches.first,
                 per_replica_batch_sizes=batches.per_replica_batch_sizes,
@@ -31,15 +34,12 @@ def take(examples, plan, num_epochs, shuffle_seed):
         epoch = []
         for batches, iterator in zip(plan, iterators, strict=True):
             for _ in range(batches.num_batches):
-                parts = list(
-                    itertools.islice(iterator, len(batches.per_replica_batch_sizes))
-                )
-                assert [len(labels) for _, labels in parts] == list(
-                    batches.per_replica_batch_sizes
-                )
-                for images, labels in parts:
+                sizes = batches.per_replica_batch_sizes
+                read = list(itertools.islice(iterator, len(sizes)))
+                assert [len(labels) for _, labels in read] == list(sizes)
+                for images, labels in read:
                     np.testing.assert_array_equal(images, examples.images[labels])
-                epoch.append(np.concatenate([labels.numpy() for _, labels in parts]))
+                epoch.append(np.concatenate([labels.numpy() for _, labels in read]))
         epochs.append(epoch)
     return epochs
 
@@ -48,21 +48,25 @@ def take(examples, plan, num_epochs, shuffle_seed):
 def test_an_epochs_order_is_a_permutation(num_examples):
     positions = tf.range(num_examples, dtype=tf.int64)
     for seed, epoch in itertools.product((0, 1, 2**31 - 1), (0, 1)):
-        order = pipeline.order(
-            positions, seed, tf.constant(epoch, tf.int64), num_examples
-        )
+        order = order_of(positions, seed, epoch, num_examples)
         assert sorted(order.numpy()) == list(range(num_examples))
 
 
-def test_positions_can_be_asked_for_alone_and_for_none():
-    whole = pipeline.order(
-        tf.range(50, dtype=tf.int64), 3, tf.constant(2, tf.int64), 50
+def order_of(positions, seed, epoch, num_examples):
+    """Returns pipeline.order at `positions` of an epoch, given as an int."""
+    return pipeline.order(
+        positions,
+        shuffle_seed=seed,
+        epoch=tf.constant(epoch, tf.int64),
+        num_examples=num_examples,
     )
-    part = pipeline.order(
-        tf.range(20, 31, dtype=tf.int64), 3, tf.constant(2, tf.int64), 50
-    )
-    np.testing.assert_array_equal(part, whole[20:31])
-    none = pipeline.order(tf.range(0, dtype=tf.int64), 3, tf.constant(2, tf.int64), 50)
+
+
+def test_any_positions_of_an_order_can_be_computed_alone():
+    whole = order_of(tf.range(50, dtype=tf.int64), 3, 2, 50)
+    some = order_of(tf.range(20, 31, dtype=tf.int64), 3, 2, 50)
+    np.testing.assert_array_equal(some, whole[20:31])
+    none = order_of(tf.range(0, dtype=tf.int64), 3, 2, 50)
     assert none.shape == (0,)
 
 
@@ -86,7 +90,7 @@ def test_the_global_batches_do_not_depend_on_the_number_of_replicas():
             np.testing.assert_array_equal(batch, expected)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own_and_no_seed_the_stored_one():
+def test_orders_differ_between_epochs_and_seeds_and_no_seed_gives_the_stored_one():
     examples = make_examples(43, shape=(2, 2, 1))
     plan = microbatches.plan_epoch(43, 8, (1, 1))
     orders = [
@@ -107,23 +111,43 @@ def test_uint8_becomes_0_to_1():
 
 @pytest.mark.parametrize("skipped", [0, 7, 10**12])
 def test_it_starts_after_skipped_batches_and_has_no_end(skipped):
-    """What tf.distribute would test for at every step of a dataset that ends."""
+    """tf.distribute would test at every step for the end of a dataset that has one."""
     examples = make_examples(12, shape=(2, 2, 1))
     numbered = type(examples)(examples.images, np.arange(12, dtype=np.int32))
-
-    def parts(skipped_batches):
-        return pipeline.batch_parts(
-            numbered,
-            first=0,
-            per_replica_batch_sizes=(2, 1),
-            batches_per_epoch=4,
-            skipped_batches=skipped_batches,
-        )
-
-    made = parts(skipped)
-    assert made.cardinality() == tf.data.INFINITE_CARDINALITY
-    found = [labels.numpy().tolist() for _, labels in itertools.islice(made, 9)]
+    batches = pipeline.per_replica_batches(
+        numbered,
+        first=0,
+        per_replica_batch_sizes=(2, 1),
+        batches_per_epoch=4,
+        skipped_batches=skipped,
+    )
+    assert batches.cardinality() == tf.data.INFINITE_CARDINALITY
+    found = [labels.numpy().tolist() for _, labels in itertools.islice(batches, 9)]
     order = np.roll(np.arange(12), -3 * (skipped % 4)).tolist()
-    batches = [order[begin : begin + 3] for begin in (0, 3, 6, 9)]
-    whole = [part for batch in batches for part in (batch[:2], batch[2:])]
-    assert found == [*whole, order[:2]]
+    global_batches = [order[begin : begin + 3] for begin in (0, 3, 6, 9)]
+    epoch = [half for batch in global_batches for half in (batch[:2], batch[2:])]
+    assert found == [*epoch, order[:2]]
+
+
+def test_one_global_batch_is_the_per_replica_batches_together():
+    examples = make_examples(12, shape=(2, 2, 1))
+    batches = pipeline.per_replica_batches(
+        examples,
+        first=2,
+        per_replica_batch_sizes=(3, 2),
+        batches_per_epoch=2,
+        shuffle_seed=5,
+    )
+    read = list(itertools.islice(batches, 8))  # two epochs of two global batches
+    for k, (epoch, batch) in enumerate(itertools.product((0, 1), (0, 1))):
+        images, labels = pipeline.global_batch(
+            examples,
+            first=2,
+            global_batch_size=5,
+            epoch=epoch,
+            batch=batch,
+            shuffle_seed=5,
+        )
+        (x0, y0), (x1, y1) = read[2 * k : 2 * k + 2]
+        np.testing.assert_array_equal(images, np.concatenate([x0, x1]))
+        np.testing.assert_array_equal(labels, np.concatenate([y0, y1]))

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 from helpers import idx_bytes, make_call
 
-from tfmirror import command_config, predict
+from tfmirror import predict
 from tfmirror.data import datasets
 
 IMAGES = datasets.load("digits").eval.images[:150]  # more than two pieces of 64
@@ -26,9 +26,7 @@ def files(tmp_path_factory):
     return [str(folder / name) for name in ("0.png", "many", "149.png")]
 
 
-call = make_call(
-    predict.main, command_config.PredictConfig, command_config.check_predict
-)
+call = make_call(predict.main, predict.PredictConfig, predict.check)
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +72,20 @@ def test_an_output_file_is_written_whole(finished_run, files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "a run directory or checkpoint, and files"),
-        (["{run}"], "a run directory or checkpoint, and files"),
+        ([], "a run directory or checkpoint, and then"),
+        (["{run}"], "a run directory or checkpoint, and then"),
         (["{run}", "{file}", "gone.png"], "gone.png is not a file"),
         (["{file}", "{file}"], "a run directory or a checkpoint is expected"),
         (["{run}", "{file}", "--format=xml"], "format must be one of csv, json"),
-        (["{run}", "{file}", "--output_file={run}/a/b"], "in a folder that is there"),
+        (["{run}", "{file}", "--output_file={run}/a/b"], "in an existing folder"),
         (
             ["{run}", "{file}", "--output_file={run}"],
-            "a file in a folder that is there",
+            "a file in an existing folder",
         ),
-        (["{run}", "{file}", "--output_file=."], "a file in a folder that is there"),
+        (["{run}", "{file}", "--output_file=."], "a file in an existing folder"),
         (["{run}", "{file}", "--output_file=/proc/a"], "output_file can't be written"),
         (["{run}", "x" * 300], "can't be used: File name too long"),
-        (["~nobody_there", "{file}"], "a user that is not there"),
+        (["~nobody_there", "{file}"], "names an unknown user"),
     ],
 )
 def test_wrong_input_is_one_line(finished_run, files, capsys, argv, says):

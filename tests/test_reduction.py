@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import make_strategy
 
-from tfmirror.parallel import microbatches, reduction
+from tfmirror.parallel import all_reduce, microbatches, reduction, runtime
 
 
 def cuts(num_leaves, num_replicas):
@@ -83,7 +83,7 @@ def test_aligned_blocks(leaves, num_leaves, expected):
 @pytest.mark.parametrize("shares", [(5,), (3, 2), (0, 5), (2, 0, 3), (1, 1, 1, 1, 1)])
 def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
     """NumPy adds the same five float32 numbers as ((0+1)+(2+3))+4."""
-    reduction.disable_arithmetic_optimizer()
+    runtime.disable_arithmetic_optimizer()
     values = np.array([1e8, 1.5, -1e8, 3.25, 0.1], np.float32)
     v = values
     expected = ((v[0] + v[1]) + (v[2] + v[3])) + v[4]
@@ -103,7 +103,7 @@ def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
             for k in plan.microbatches_of(me)
         }
         own = [reduction.tree_sum(block, leaves, 5) for block in blocks[me]]
-        total = reduction.finish_tree(own, blocks, 5, like=(0.0, [0.0]))
+        total = reduction.finish_tree(own, blocks, 5, structure=(0.0, [0.0]))
         return tf.nest.map_structure(tf.identity, total)
 
     single, (double,) = tf.function(lambda: strategy.run(replica), autograph=False)()
@@ -124,7 +124,7 @@ def test_finish_tree_gives_every_replica_the_bits_of_the_tree(shares):
     ],
 )
 def test_packs_are_of_neighbours_and_no_larger_than_asked(sizes, most, packs):
-    assert reduction.pack(sizes, most) == packs
+    assert all_reduce.pack(sizes, most) == packs
 
 
 @pytest.mark.parametrize("pack_bytes", [1, 40, 10**6])
@@ -141,7 +141,7 @@ def test_packed_tensors_add_up_to_the_same_bits(pack_bytes):
         context = tf.distribute.get_replica_context()
         me = int(tf.get_static_value(context.replica_id_in_sync_group))
         mine = tf.nest.map_structure(lambda v: tf.constant(v[me]), values)
-        return reduction.all_reduce(mine, pack_bytes)
+        return all_reduce.all_reduce(mine, pack_bytes)
 
     def total(pack_bytes):
         run = tf.function(lambda: strategy.run(replica, args=(pack_bytes,)))

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tfmirror import command, command_config, errors, metrics, report
+from tfmirror import command, errors, metrics, report
 from tfmirror.reporting import comparison, page, plots
 from tfmirror.rundir import reader
 
@@ -45,9 +45,8 @@ def write_run(folder, accuracies=(0.5, 0.7), speed=100.0, *, finished=True, **se
 
 def call(*argv):
     """Calls the command; returns its exit code."""
-    check = command_config.check_report
     return command.run_and_return_exit_code(
-        report.main, command_config.ReportConfig, "", check, list(argv)
+        report.main, report.ReportConfig, "", check=report.check, argv=list(argv)
     )
 
 
@@ -151,7 +150,11 @@ def test_a_run_without_a_finished_epoch_is_drawn(tmp_path):
 
 def test_a_heat_map_shows_its_numbers_and_leaves_gaps():
     drawn = plots.draw_heat_map(
-        [[0.5, np.nan], [0.25, 0.75]], ["1", "2"], ["a", "b"], "rows", "columns", "t"
+        [[0.5, np.nan], [0.25, 0.75]],
+        rows=["1", "2"],
+        columns=["a", "b"],
+        column_title="columns",
+        title="t",
     )
     texts = [text.get_text() for text in drawn.axes[0].texts]
     assert texts == ["0.5000", "0.2500", "0.7500"]
@@ -202,8 +205,8 @@ def test_a_bad_run_directory_is_one_line(tmp_path, capsys, make, says):
     ("argv", "says"),
     [
         ([], "arguments must be one run directory or more: got ()"),
-        (["a", "--html_file=a.pdf"], "html_file must be a name ending in .html"),
-        (["a", "--html_file=nowhere/a.html"], "must be in a folder that exists"),
+        (["a", "--html_file=a.pdf"], "html_file must be a name that ends in .html"),
+        (["a", "--html_file=nowhere/a.html"], "must be in an existing folder"),
     ],
 )
 def test_wrong_arguments_are_one_line(argv, says, capsys):

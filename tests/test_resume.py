@@ -12,6 +12,8 @@ from tfmirror import config, errors
 from tfmirror.rundir import checkpoints, reader, resume
 from tfmirror.training import interruption, run
 
+pytestmark = pytest.mark.training
+
 # Three batches of 32 and one of 4 an epoch; all that could depend on where it stopped.
 SETTINGS = config.TrainConfig(
     gpus=2,
@@ -131,7 +133,7 @@ def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path, monkeypatch, capsy
     last.write_bytes(last.read_bytes()[:-9])
     assert train(folder)["weights_sha256"] == whole["weights_sha256"]
     out = capsys.readouterr().out
-    assert f"warning: {last} is passed over" in out
+    assert f"warning: skipped the damaged checkpoint {last}: " in out
     assert "resumed from" in out and "step-000000002.npz" in out
 
 
@@ -140,7 +142,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(whole, tmp_path, c
         (pathlib.Path(whole["workdir"]) / "config.json").read_text()
     )
     assert train(tmp_path)["weights_sha256"] == whole["weights_sha256"]
-    assert "the run starts anew" in capsys.readouterr().out
+    assert "the run starts from step 0" in capsys.readouterr().out
 
 
 def test_more_epochs_go_on_from_the_end_in_a_new_folder(whole, tmp_path):
@@ -161,6 +163,7 @@ def test_more_epochs_go_on_from_the_end_in_a_new_folder(whole, tmp_path):
     assert without_times(again) == without_times(whole)
 
 
+@pytest.mark.slow
 def test_killed_in_a_new_folder_before_its_first_step_it_goes_on_from_there(
     whole, tmp_path, monkeypatch
 ):
@@ -187,6 +190,7 @@ def test_killed_before_the_best_was_marked_it_is_marked_later(whole, tmp_path):
     assert of_best == whole["epochs"][-1]["eval_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_run_made_longer_is_not_finished_until_it_is(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     train(folder, epochs=1)
@@ -209,19 +213,19 @@ def test_a_finished_run_without_checkpoints_is_not_written_over(tmp_path):
     [
         (
             {"learning_rate": 0.1},
-            "other settings: learning_rate 0.3, now 0.1; give the same as then, or "
-            "--resume_override=learning_rate",
+            "other settings: learning_rate 0.3, now 0.1; give the same values as then, "
+            "or --resume_override=learning_rate",
         ),
         (
             {"momentum": 0.5, "epochs": 9},
-            "epochs 2, now 9; momentum 0.9, now 0.5; give the same as then$",
+            "epochs 2, now 9; momentum 0.9, now 0.5; give the same values as then$",
         ),
         ({"dataset": "synthetic"}, "dataset 'digits', now 'synthetic'"),
         ({"model": "resnet18", "epochs": 2}, "model 'cnn', now 'resnet18'"),
         ({"microbatches": 0}, "microbatches 4, now 0"),
         ({"epochs": 1, "resume_override": "epochs"}, "epochs must be at least 2"),
         ({"resume": "nowhere.npz"}, "'nowhere.npz' can't be used: No such file"),
-        ({"resume": "/"}, "resume must be a run with a whole checkpoint: got '/'"),
+        ({"resume": "/"}, "resume must be a run with a complete checkpoint: got '/'"),
     ],
 )
 def test_a_run_of_other_settings_is_refused(whole, changes, says, tmp_path):
@@ -238,8 +242,8 @@ def test_other_data_of_the_same_name_are_refused(tmp_path, monkeypatch):
     stop(monkeypatch, folder, 2)
     load = datasets.load
 
-    def load_other(*args):
-        dataset = load(*args)
+    def load_other(*args, **kwargs):
+        dataset = load(*args, **kwargs)
         dataset.train.images[5, 0, 0] += 1
         return dataset
 
@@ -258,6 +262,7 @@ def test_without_a_fixed_tree_another_number_of_replicas_must_be_asked_for(
     train(folder, microbatches=0, gpus=1, resume_override="gpus")
 
 
+@pytest.mark.slow
 def test_another_processor_or_other_threads_are_warned_of(
     tmp_path, monkeypatch, capsys
 ):
@@ -285,14 +290,16 @@ def test_another_processor_or_other_threads_are_warned_of(
 
 
 def test_a_run_from_before_a_setting_was_there_had_its_default():
-    earlier = dataclasses.asdict(SETTINGS)
+    resolved = config.resolve(SETTINGS, num_replicas=2)
+    earlier = resolved.to_json()
     del earlier["pack_mb"]
-    resume.check_settings(earlier, SETTINGS)
-    now = dataclasses.replace(SETTINGS, pack_mb=2.0)
+    resume.check_settings(earlier, resolved)
+    now = dataclasses.replace(resolved, pack_mb=2.0)
     with pytest.raises(errors.InputError, match="other settings: pack_mb 0.0, now 2.0"):
         resume.check_settings(earlier, now)
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(whole, tmp_path):
     folder = tmp_path / "run"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -321,5 +328,5 @@ def test_two_runs_in_one_folder_are_refused(whole, tmp_path):
 
 def test_without_checkpoints_an_interrupted_run_says_so(tmp_path, monkeypatch):
     said = stop(monkeypatch, tmp_path / "run", 1, checkpoint_every="")
-    assert "no checkpoint was asked for" in said
+    assert "wrote no checkpoint, since checkpoint_every is empty" in said
     assert not (tmp_path / "run" / "checkpoints").exists()

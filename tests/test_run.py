@@ -38,6 +38,7 @@ def finished(tmp_path_factory):
     return folder, train(folder)
 
 
+@pytest.mark.training
 def test_the_run_directory_is_complete(finished):
     folder, summary = finished
     assert {path.name for path in folder.iterdir()} == {
@@ -50,6 +51,7 @@ def test_the_run_directory_is_complete(finished):
     assert summary == written | {"workdir": str(folder)}
 
 
+@pytest.mark.training
 def test_the_summary_says_what_was_done(finished):
     _, summary = finished
     assert summary["num_replicas"] == 2 and summary["devices"] == ["CPU:0", "CPU:1"]
@@ -66,6 +68,7 @@ def test_the_summary_says_what_was_done(finished):
     assert summary["final_eval_accuracy"] == summary["epochs"][-1]["eval_accuracy"]
 
 
+@pytest.mark.training
 def test_config_json_has_every_setting_resolved(finished):
     folder, _ = finished
     written = json.loads((folder / "config.json").read_text())
@@ -74,6 +77,7 @@ def test_config_json_has_every_setting_resolved(finished):
     assert (written["gpus"], written["learning_rate"]) == (2, 0.3)
 
 
+@pytest.mark.training
 def test_plain_keras_opens_the_model_and_gets_the_last_accuracy(finished):
     folder, summary = finished
     model = keras.saving.load_model(folder / "model.keras")
@@ -83,6 +87,7 @@ def test_plain_keras_opens_the_model_and_gets_the_last_accuracy(finished):
     assert accuracy == pytest.approx(summary["final_eval_accuracy"], abs=1e-9)
 
 
+@pytest.mark.training
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished, tmp_path):
     _, summary = finished
     again = train(tmp_path / "again", steps_per_loop=1)
@@ -92,6 +97,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished, tmp
     assert other["weights_sha256"] != summary["weights_sha256"]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas):
     _, summary = finished
@@ -100,6 +106,7 @@ def test_other_numbers_of_replicas_train_alike(finished, tmp_path, num_replicas)
     assert first["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
 
 
+@pytest.mark.training
 def test_a_loss_that_explodes_stops_the_run(tmp_path):
     with pytest.raises(
         errors.TrainingStoppedError, match="step 2 .* replica 0, microbatch 0"
@@ -111,7 +118,7 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path):
 def test_the_environment_is_plain_values():
     from tfmirror.parallel import devices
 
-    described = environment.describe(devices.choose(2, "cpu"))
+    described = environment.describe(devices.set_up(2, "cpu"))
     assert json.loads(json.dumps(described)) == described
     assert described["devices"] == ["CPU:0", "CPU:1"]
     for key in ("tensorflow", "keras", "num_cpus", "intra_op_threads", "cpu_flags"):

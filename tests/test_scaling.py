@@ -1,20 +1,20 @@
-"""The model of more devices is its closed form."""
+"""The model of more devices matches its closed form."""
 
 import numpy as np
 import pytest
 
-from tfmirror.benchmarking import rounds, scaling, workload
+from tfmirror.benchmarking import messages, rounds, scaling, workload
 
 LINK = scaling.Link(alpha=1e-4, beta=1e-9)
 
 
-def test_a_ring_takes_what_thakur_and_others_say():
+def test_a_ring_takes_the_seconds_of_the_closed_form():
     # 6 rounds of a quarter of 8 MB, each 0.1 ms and 2 MB at 1 GB/s.
     assert scaling.ring_seconds(8e6, 4, LINK) == pytest.approx(6 * (1e-4 + 2e-3))
     assert scaling.ring_seconds(8e6, 1, LINK) == 0
 
 
-def test_the_link_that_was_measured_is_found_again():
+def test_fit_link_recovers_the_link_of_exact_times():
     measured = {n: scaling.ring_seconds(n, 4, LINK) for n in (10**6, 10**7, 10**8)}
     found = scaling.fit_link(measured, 4)
     assert found.alpha == pytest.approx(LINK.alpha)
@@ -22,7 +22,7 @@ def test_the_link_that_was_measured_is_found_again():
 
 
 def test_no_time_is_negative():
-    """Small sizes that are faster than bandwidth allows: alpha is none, beta fits."""
+    """If small sizes are faster than the bandwidth allows, alpha is 0 and beta fits."""
     measured = {1e6: 0.1e-3, 8e6: 2e-3, 32e6: 10e-3}
     found = scaling.fit_link(measured, 2)
     assert found.alpha == 0
@@ -34,7 +34,7 @@ def test_no_time_is_negative():
 
 
 def test_a_stated_link_has_its_units():
-    link = scaling.link_of(gigabits_per_second=80, microseconds=5)
+    link = scaling.make_link(gigabits_per_second=80, microseconds=5)
     assert link.alpha == pytest.approx(5e-6) and link.beta == pytest.approx(1e-10)
 
 
@@ -51,7 +51,16 @@ def test_a_stated_link_has_its_units():
 )
 def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds):
     between = scaling.Link(alpha=1e-3, beta=2e-9)
-    model = scaling.Model(32, 10e-3, 2e-3, 8_000_000, LINK, between, 4, share_cores)
+    model = scaling.StepModel(
+        per_replica_batch_size=32,
+        compute_seconds=10e-3,
+        other_seconds=2e-3,
+        num_bytes=8_000_000,
+        link_in_host=LINK,
+        link_between_hosts=between,
+        replicas_per_host=4,
+        share_cores=share_cores,
+    )
     seconds = model.step_seconds(num_replicas)
     assert seconds == pytest.approx(milliseconds * 1e-3)
     speed = model.images_per_second(num_replicas)
@@ -63,20 +72,25 @@ def test_a_step_is_the_sum_of_its_parts(share_cores, num_replicas, milliseconds)
 
 
 @pytest.mark.parametrize("share_cores", [False, True])
-def test_what_was_fitted_on_is_given_back(share_cores):
-    done = workload.Workload("tfmirror", "cnn", "synthetic", "", 2, 128, "float32")
-    sizes = {str(n): scaling.ring_seconds(n, 2, LINK) for n in (10**6, 10**7, 10**8)}
-    measured = rounds.Measured(
-        work=done,
-        speeds=(6400.0,),  # 20 ms a step
+def test_the_fitted_model_predicts_the_speed_it_was_fitted_on(share_cores):
+    sizes = {n: scaling.ring_seconds(n, 2, LINK) for n in (10**6, 10**7, 10**8)}
+    measurement = rounds.Measurement(
+        workload=workload.Workload(
+            contender="tfmirror",
+            model="cnn",
+            dataset="synthetic",
+            data_dir="",
+            num_replicas=2,
+            global_batch_size=128,
+            precision="float32",
+        ),
+        speeds=(6400.0,),  # 20 ms per step
         start_seconds=1.0,
-        ready={"num_weights": 10**6},
-        parts={"compute": 12e-3, "reduction_of_bytes": sizes},
-        peak_bytes=None,
-        roof=None,
+        info=messages.ContenderInfo(trace_seconds=1.0, num_weights=10**6),
+        step_parts=messages.StepParts(1e-4, 12e-3, 1e-3, sizes),
     )
     model = scaling.fit(
-        measured, share_cores=share_cores, between=LINK, replicas_per_host=8
+        measurement, share_cores=share_cores, between_hosts=LINK, replicas_per_host=8
     )
     assert model.images_per_second(2) == pytest.approx(6400)
     assert model.num_bytes == 4 * 10**6 and model.per_replica_batch_size == 64

@@ -8,12 +8,14 @@ from tfmirror.training import schedules
 
 
 def rates(name, num_steps=100, warmup_steps=0):
-    schedule = schedules.make_schedule(name, 0.5, num_steps, warmup_steps)
+    schedule = schedules.make_schedule(
+        name, 0.5, num_steps=num_steps, warmup_steps=warmup_steps
+    )
     return [float(schedule(step)) for step in range(num_steps + 1)]
 
 
 def test_constant_is_a_number():
-    assert schedules.make_schedule("constant", 0.5, 100) == 0.5
+    assert schedules.make_schedule("constant", 0.5, num_steps=100) == 0.5
 
 
 def test_constant_with_warmup_rises_linearly_and_stays():

@@ -20,7 +20,15 @@ from helpers import (
 
 from tfmirror import errors, metrics
 from tfmirror.diagnostics import inspection
-from tfmirror.parallel import gradients, microbatches, optimizers, segments, step
+from tfmirror.parallel import (
+    eval_step,
+    gradients,
+    microbatches,
+    optimizers,
+    segments,
+    step,
+    step_loop,
+)
 from tfmirror.training import loop
 
 RTOL = 1e-5  # float32, sums of up to 64 terms in another order
@@ -46,7 +54,7 @@ def train(strategy, model, optimizer, examples, per_replica_batch_sizes, num_ste
         [make_plan(per_replica_batch_sizes, num_steps)],
         lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
     )
-    return segment.run(num_steps, step.zero_totals())
+    return segment.run(num_steps, step_loop.zero_totals())
 
 
 def make_plans(num_examples, global_batch_size, num_replicas):
@@ -58,12 +66,14 @@ def make_plans(num_examples, global_batch_size, num_replicas):
     ("per_replica_batch_sizes", "what"),
     [
         ((16, 16), "even"),
-        ((8, 8, 8, 8), "even"),
+        pytest.param((8, 8, 8, 8), "even", marks=pytest.mark.training),
         ((5, 4), "uneven last batch"),
-        ((3, 3, 2, 2), "uneven last batch"),
-        ((1, 1, 1, 0), "a replica without examples"),
+        pytest.param((3, 3, 2, 2), "uneven last batch", marks=pytest.mark.training),
+        pytest.param(
+            (1, 1, 1, 0), "a replica without examples", marks=pytest.mark.training
+        ),
         ((3, 0), "a replica without examples"),
-        ((7, 1, 2), "unequal shares"),
+        pytest.param((7, 1, 2), "unequal shares", marks=pytest.mark.training),
     ],
 )
 def test_the_aggregated_gradient_is_that_of_the_whole_batch(
@@ -128,6 +138,7 @@ def test_an_optimizer_without_the_hook_is_refused():
         optimizers.disable_gradient_all_reduce(object())
 
 
+@pytest.mark.training
 def test_replicas_stay_equal_to_the_bit_while_their_data_differ():
     strategy = make_strategy(4)
     model = build_cnn(strategy)
@@ -139,6 +150,7 @@ def test_replicas_stay_equal_to_the_bit_while_their_data_differ():
         assert (copies == copies[0]).all(), variable.path
 
 
+@pytest.mark.training
 def test_one_two_and_four_replicas_train_alike():
     """Ten steps of the cnn; rounding differs, and grows a little with every step."""
     examples = make_examples(160)
@@ -190,7 +202,14 @@ def test_batch_norm_state_is_the_mean_over_replicas_and_on_all_of_them(
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+@pytest.mark.parametrize(
+    "num_replicas",
+    [
+        pytest.param(1, marks=pytest.mark.training),
+        2,
+        pytest.param(4, marks=pytest.mark.training),
+    ],
+)
 def test_evaluation_counts_every_example_exactly_once(num_replicas):
     """NumPy in float64 counts the same, twice in a row; 43 = 5 x 8 + 3."""
     strategy = make_strategy(num_replicas)
@@ -201,10 +220,10 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
         strategy,
         examples,
         make_plans(43, 8, num_replicas),
-        lambda plan: step.make_eval_steps(strategy, model, plan),
+        lambda plan: eval_step.make_eval_steps(strategy, model, plan),
     )
     for _ in range(2):
-        totals = loop.run_pass(passes, step.zero_totals()).totals
+        totals = loop.run_pass(passes, step_loop.zero_totals()).totals
         assert totals == metrics.Totals(totals.loss_sum, num_correct, 43)
         np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
 
@@ -221,17 +240,20 @@ def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing
         return made[-1]
 
     plans = make_plans(40, 16, 2)
-    full, last = segments.make_segments(strategy, examples, plans, make_steps, 0)
+    full, last = segments.make_segments(
+        strategy, examples, plans, make_steps, shuffle_seed=0
+    )
     before = model.get_weights()[0]
-    loop.trace([full, last], step.zero_totals())
+    loop.trace([full, last], step_loop.zero_totals())
     np.testing.assert_array_equal(model.get_weights()[0], before)
     for num_steps in (1, 0, 2, 7):
-        full.run(num_steps, step.zero_totals())
-    last.run(1, step.zero_totals())
+        full.run(num_steps, step_loop.zero_totals())
+    last.run(1, step_loop.zero_totals())
     assert [steps.experimental_get_tracing_count() for steps in made] == [1, 1]
     assert optimizer.keras_optimizer.iterations.numpy() == 11
 
 
+@pytest.mark.training
 def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
     digests, losses = set(), set()
     for steps_per_loop in (1, 3, 100):
@@ -243,9 +265,11 @@ def test_how_many_steps_a_call_takes_does_not_change_what_is_computed():
         )
         examples = make_examples(43, shape=(4, 4, 1))
         plans = make_plans(43, 8, 2)
-        passes = segments.make_segments(strategy, examples, plans, make_steps, 0)
+        passes = segments.make_segments(
+            strategy, examples, plans, make_steps, shuffle_seed=0
+        )
         totals = loop.run_pass(
-            passes, step.zero_totals(), steps_per_loop=steps_per_loop
+            passes, step_loop.zero_totals(), steps_per_loop=steps_per_loop
         ).totals
         digests.add(metrics.weights_sha256(model.variables))
         losses.add(totals.loss_sum)
@@ -262,7 +286,7 @@ def test_a_state_that_is_neither_a_number_nor_a_seed_is_refused():
 
     model = keras.Sequential([keras.Input((4,)), Counts(), keras.layers.Dropout(0.5)])
     with pytest.raises(
-        errors.InputError, match="only floating-point numbers and seeds"
+        errors.InputError, match="only keep floating-point numbers and seeds"
     ):
         gradients.check_state(model)
     gradients.check_state(
@@ -298,6 +322,7 @@ def test_dropout_differs_between_microbatches_and_calls_of_one_layer():
     assert (b == dropout_masks(once, 1)).mean() == half
 
 
+@pytest.mark.training
 def test_every_microbatch_of_every_step_draws_anew():
     """With all inputs alike, what dropout leaves shows whether a mask came twice."""
     strategy = make_strategy(2)

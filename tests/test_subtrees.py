@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers import build_linear, make_examples, make_strategy
 
-from tfmirror.parallel import subtrees
+from tfmirror.parallel import reduction
 
 
 def rounding_sums(seen):
@@ -26,21 +26,23 @@ def rounding_sums(seen):
 
 
 def compile_for(seen, max_concurrent=1):
-    """Returns subtrees.compile_sums of it, and the model's values."""
+    """Returns reduction.compile_sums of it, and the model's values."""
     return compile_function(rounding_sums(seen), max_concurrent)
 
 
 def compile_function(function, max_concurrent):
-    """Returns subtrees.compile_sums of a function, and the model's values."""
+    """Returns reduction.compile_sums of a function, and the model's values."""
     model = build_linear(make_strategy(1))
-    more = tf.TensorSpec([], tf.float32)
     weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    return subtrees.compile_sums(
-        function, model, more, max_concurrent=max_concurrent
+    return reduction.compile_sums(
+        function, model, with_loss_scale=True, max_concurrent=max_concurrent
     ), weights
 
 
-@pytest.mark.parametrize("max_concurrent", [1, 2, 3, 4, 99])
+@pytest.mark.parametrize(
+    "max_concurrent",
+    [1, 2, *(pytest.param(n, marks=pytest.mark.training) for n in (3, 4, 99))],
+)
 @pytest.mark.parametrize(
     "sizes", [(3,), (2, 2), (3, 3, 2), (2, 2, 2, 1, 1), (1,) * 7, (2, 0, 0, 0)]
 )
@@ -63,12 +65,13 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes, max_concurrent
     assert found["draws"].numpy().max() == 1  # each microbatch once
 
 
+@pytest.mark.training
 def test_so_many_microbatches_are_computed_at_a_time():
     """With eight threads for operations, whatever the machine has."""
     code = (
         "import test_subtrees\n"
-        "from tfmirror.parallel import devices\n"
-        "devices.set_threads(1, 8)\n"
+        "from tfmirror.parallel import runtime\n"
+        "runtime.set_threads(1, 8)\n"
         "print([test_subtrees.most_at_a_time(n) for n in (1, 2, 3, 4, 99)])\n"
     )
     done = subprocess.run(
@@ -104,6 +107,7 @@ def most_at_a_time(max_concurrent):
     return max(counts)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("sizes", "traced"), [((1,) * 64, [1]), ((2,) * 20 + (1,) * 44, [1, 2])]
 )

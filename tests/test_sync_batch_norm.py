@@ -13,9 +13,10 @@ from helpers import (
 )
 
 from tfmirror import config, errors
-from tfmirror.diagnostics import inspection
-from tfmirror.parallel import segments, step, sync_batch_norm
+from tfmirror.parallel import replicas, segments, step, step_loop, sync_batch_norm
 from tfmirror.training import run
+
+pytestmark = pytest.mark.training
 
 
 def build(strategy):
@@ -65,7 +66,7 @@ def test_a_step_is_keras_own_on_the_whole_batch(per_replica_batch_sizes):
             strategy, model, optimizer, plan, has_cross_replica_ops=True
         ),
     )
-    totals = segment.run(1, step.zero_totals())
+    totals = segment.run(1, step_loop.zero_totals())
     np.testing.assert_allclose(totals.loss_sum / 9, loss, rtol=1e-5)
     for variable, value in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), value, rtol=1e-4, atol=1e-6)
@@ -83,7 +84,7 @@ def test_a_large_mean_does_not_swallow_the_variance():
     values = (1000 + 0.01 * rng.standard_normal((12, 3))).astype(np.float32)
     values[:, 1] += np.arange(12)  # parts with means of their own
     strategy = make_strategy(2)
-    parts = inspection.split_global_batch(strategy, values, (8, 4))
+    parts = replicas.split(strategy, values, (8, 4))
 
     @tf.function
     def moments(parts):
@@ -100,13 +101,15 @@ def test_a_large_mean_does_not_swallow_the_variance():
 
 def test_a_replica_without_examples_is_refused_before_it_hangs():
     sync_batch_norm.check_plans([make_plan((3, 2)), make_plan((1, 1))])
-    with pytest.raises(errors.InputError, match="a batch of 1 leaves one of 2 without"):
+    with pytest.raises(
+        errors.InputError, match="a batch of 1 leaves one of 2 replicas without"
+    ):
         sync_batch_norm.check_plans([make_plan((3, 2)), make_plan((1, 0))])
 
 
 def test_sync_with_microbatches_is_refused():
     settings = config.TrainConfig(batch_norm="sync", microbatches=4)
-    with pytest.raises(errors.InputError, match="can't be given with microbatches"):
+    with pytest.raises(errors.InputError, match="can't be combined with microbatches"):
         config.check(settings)
 
 

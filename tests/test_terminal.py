@@ -33,7 +33,7 @@ def test_there_is_no_bar_where_output_is_not_a_terminal():
     show = terminal.Terminal(output)
     with show.epoch_progress(1, 5, 100) as on_progress:
         assert on_progress is None
-    show.line("data: [bold]mnist[/bold] " + "x" * 200)
+    show.print_line("data: [bold]mnist[/bold] " + "x" * 200)
     assert output.getvalue() == "data: [bold]mnist[/bold] " + "x" * 200 + "\n"
 
 

@@ -1,4 +1,4 @@
-"""tensorflow-datasets: prepared data are read, and what can't be had is one line."""
+"""Prepared tensorflow-datasets are read, and unusable ones are refused in one line."""
 
 import multiprocessing
 import pathlib
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def prepare(folder, name, splits, image=None, label=None):
-    """Prepares a dataset as a user would have one; returns the folder as text."""
+    """Prepares a dataset like a user's own; returns the folder as text."""
     image = image or tfds.features.Image(shape=(28, 28, 1))
     features = tfds.features.FeaturesDict(
         {"image": image, "label": label or tfds.features.ClassLabel(num_classes=10)}
@@ -65,7 +65,7 @@ def test_images_of_several_sizes_are_refused(tmp_path):
         datasets.load("own_set", folder)
 
 
-def test_what_is_not_classification_is_refused(tmp_path):
+def test_data_without_class_labels_are_refused(tmp_path):
     label = tfds.features.Scalar(np.int64)
     splits = {"train": make_examples(3), "test": make_examples(3)}
     folder = prepare(tmp_path, "own_set", splits, label=label)
@@ -73,7 +73,7 @@ def test_what_is_not_classification_is_refused(tmp_path):
         datasets.load("own_set", folder)
 
 
-def test_an_unknown_name_is_answered_with_the_near_ones(tmp_path):
+def test_the_error_for_an_unknown_name_suggests_similar_ones(tmp_path):
     with pytest.raises(
         errors.InputError, match="got 'mnits'; did you mean mnist"
     ) as error:
@@ -81,7 +81,9 @@ def test_an_unknown_name_is_answered_with_the_near_ones(tmp_path):
     assert len(str(error.value)) < 300
 
 
-def test_without_data_and_network_all_ways_are_named_at_once(tmp_path, monkeypatch):
+def test_without_data_and_network_the_error_names_all_ways_to_get_the_data(
+    tmp_path, monkeypatch
+):
     asked = []
 
     def no_network(url, timeout, **_):
@@ -97,15 +99,16 @@ def test_without_data_and_network_all_ways_are_named_at_once(tmp_path, monkeypat
     for way in ("--data_dir=FOLDER", "debian/mnist", "tensorflow-datasets", "digits"):
         assert way in message
     assert len(asked) == 1
-    assert list(tmp_path.iterdir()) == []  # nothing half made
+    assert list(tmp_path.iterdir()) == []  # nothing half finished is left
 
 
 def test_text_data_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds_source, "_download", lambda *_: pytest.fail("downloads"))
-    with pytest.raises(errors.InputError, match="it has text, label|has label, text"):
+    with pytest.raises(errors.InputError, match="got text, label|got label, text"):
         datasets.load("imdb_reviews", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_every_fault_of_prepared_data_names_the_file_or_is_harmless(
     tmp_path, record_property
 ):
@@ -148,7 +151,7 @@ def test_a_damaged_description_of_prepared_data_is_named(name, tmp_path):
 
 
 def test_a_shard_cut_between_two_records_is_missed_examples(tmp_path):
-    """Every record that is left is whole; only their number tells."""
+    """Every record is undamaged; only their number is wrong."""
     splits = {"train": make_examples(9, seed=1), "test": make_examples(4, seed=2)}
     prepare(tmp_path, "own_set", splits)
     (shard,) = (tmp_path / "own_set" / "1.0.0").glob("*-test.tfrecord*")
@@ -158,7 +161,7 @@ def test_a_shard_cut_between_two_records_is_missed_examples(tmp_path):
 
 
 class Downloadable(tfds.core.GeneratorBasedBuilder):
-    """A dataset whose download is a line in a file."""
+    """A dataset whose download adds a line to a file."""
 
     VERSION = tfds.core.Version("1.0.0")
 
@@ -182,12 +185,13 @@ class Downloadable(tfds.core.GeneratorBasedBuilder):
 
 
 def load_downloadable(folder, barrier, results):
-    """Loads the data as a process of its own."""
+    """Loads the data when all processes are ready; puts their digest into `results`."""
     barrier.wait()
     loaded = datasets.load("downloadable", str(folder))
     results.put(datasets.sha256(loaded))
 
 
+@pytest.mark.training
 def test_processes_that_start_together_download_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()

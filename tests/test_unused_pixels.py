@@ -1,4 +1,4 @@
-"""Leaving out pixels that no logit depends on changes no logit and no gradient."""
+"""Cutting off pixels on which no logit depends changes no logit and no gradient."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ LAYERS = keras.layers
 
 
 def results(model, images):
-    """Returns logits, and the gradients of a sum of them with random factors."""
+    """Returns the logits, and the gradients of their sum with random weights."""
     with tf.GradientTape() as tape:
         tape.watch(images)
         logits = model(images)
@@ -23,9 +23,9 @@ def results(model, images):
 
 
 def cut_sides(model):
-    """Returns what the first layer takes of its inputs, which must be less than all."""
+    """Returns the size to which the first layer cuts its inputs, which must be less."""
     first = model.layers[0]
-    taken = unused_pixels.leading_uses(model)[0].inputs
+    taken = unused_pixels.needed_regions(model)[0].inputs
     assert "call" in vars(first) and taken != tuple(first.input.shape[1:3])
     return taken
 
@@ -38,11 +38,11 @@ def cut_sides(model):
 def test_logits_and_gradients_of_the_cnn_are_those_of_its_layers(
     shape, taken, precision
 ):
-    model = models.build("cnn", shape, 10, precision)
+    model = models.build("cnn", shape, 10, precision=precision)
     images = tf.random.stateless_uniform([6, *shape], [3, 4])
     found = results(model, images)
     assert cut_sides(model) == taken
-    layer_override.restore(model.layers[0])
+    layer_override.restore_call(model.layers[0])
     logits, of_images, *of_weights = results(model, images)
     np.testing.assert_array_equal(found[0], logits)
     np.testing.assert_array_equal(found[1], of_images)
@@ -53,7 +53,7 @@ def test_logits_and_gradients_of_the_cnn_are_those_of_its_layers(
         np.testing.assert_allclose(other, one, atol=atol * np.abs(one).max())
 
 
-def test_windows_of_all_kinds_are_followed():
+def test_convolutions_and_pools_of_all_kinds_are_supported():
     model = keras.Sequential(
         [
             keras.Input((31, 40, 2)),
@@ -68,9 +68,9 @@ def test_windows_of_all_kinds_are_followed():
     # 40 -> 39 -> 35 -> 17, of which 17 need 16*2+3 = 35, 39, 40.
     images = tf.random.stateless_uniform([5, 31, 40, 2], [5, 6])
     expected = results(model, images)
-    unused_pixels.leave_out(model)
+    unused_pixels.crop_inputs(model)
     assert cut_sides(model) == (27, 40)
-    assert [use.outputs for use in unused_pixels.leading_uses(model)] == [
+    assert [region.outputs for region in unused_pixels.needed_regions(model)] == [
         (13, 39),
         (11, 35),
         (4, 17),
@@ -91,22 +91,22 @@ NEED_ALL = {
 
 
 @pytest.mark.parametrize("make_layer", NEED_ALL.values(), ids=NEED_ALL)
-def test_what_may_look_at_every_pixel_is_given_all(make_layer):
-    """The first convolution has 6 x 6 outputs, or 4 x 4 then; the pool drops some."""
+def test_layers_that_may_use_every_pixel_get_all(make_layer):
+    """The pool ignores the last row and column of the layer before it."""
 
     def make(*between):
         layers = [LAYERS.Conv2D(2, 3), *between, LAYERS.MaxPooling2D(3, strides=2)]
         return keras.Sequential([keras.Input((8, 8, 1)), *layers, LAYERS.Flatten()])
 
     model, without = make(make_layer()), make()
-    unused_pixels.leave_out(model)
+    unused_pixels.crop_inputs(model)
     assert not any("call" in vars(layer) for layer in model.layers)
-    unused_pixels.leave_out(without)
+    unused_pixels.crop_inputs(without)
     assert cut_sides(without) == (7, 7)
 
 
 @pytest.mark.parametrize("name", ["probe", "resnet18"])
-def test_models_that_need_all_pixels_are_left_as_they_are(name):
+def test_models_that_need_all_pixels_are_left_unchanged(name):
     model = models.build(name, (28, 28, 1), 10)
     convolutions = [x for x in model.layers if isinstance(x, LAYERS.Conv2D)]
     assert convolutions
@@ -119,11 +119,11 @@ def test_images_of_another_size_are_refused_and_not_cut():
         model(tf.zeros([1, 32, 32, 1]))
 
 
-def test_what_a_stride_leaves_out_anyway_and_images_of_any_size_are_not_cut():
+def test_inputs_that_strides_skip_and_images_of_any_size_are_not_cut():
     strided = keras.Sequential([keras.Input((8, 8, 1)), LAYERS.Conv2D(2, 3, strides=2)])
     of_any_size = keras.Sequential(
         [keras.Input((None, None, 1)), LAYERS.Conv2D(2, 3), LAYERS.MaxPooling2D(2)]
     )
     for model in (strided, of_any_size):
-        unused_pixels.leave_out(model)
+        unused_pixels.crop_inputs(model)
         assert "call" not in vars(model.layers[0])

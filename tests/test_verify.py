@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 from helpers import watch_threads
 
-from tfmirror import command, command_config, flags, verify
+from tfmirror import command, files, flags, verify
 from tfmirror.diagnostics import drift, verification
 from tfmirror.parallel import devices, reduction
-from tfmirror.rundir import checkpoints
 
 
 def call(*argv):
     return command.run_and_return_exit_code(
-        verify.main,
-        command_config.VerifyConfig,
-        "",
-        command_config.check_verify,
-        list(argv),
+        verify.main, verify.VerifyConfig, "", check=verify.check, argv=list(argv)
     )
 
 
@@ -41,7 +36,7 @@ def test_compare(expected, found, tolerance, is_met, text):
 
 
 def test_what_a_model_has_not_is_said():
-    outcome = verification.compare("cnn has no dropout", None, 0.0)
+    outcome = verification.compare("cnn has no dropout", "cnn has no dropout", 0.0)
     assert outcome == verification.Outcome(True, "n/a: cnn has no dropout")
 
 
@@ -52,6 +47,7 @@ def test_replica_counts(most, expected):
     assert verify.replica_counts(most) == expected
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("most", "columns"),
     [(2, ["2"]), pytest.param(5, ["2", "4", "5"], marks=pytest.mark.slow)],
@@ -73,6 +69,7 @@ def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
     assert set(compiled) == {2} and kept_apart == [verification.NUM_MICROBATCHES]
 
 
+@pytest.mark.slow
 def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
     """Replicas that finish the tree from right to left: every sum after it differs."""
     tree_sum = reduction.tree_sum
@@ -107,14 +104,17 @@ def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
 )
 def test_as_many_gpus_as_there_are(monkeypatch, found, argv, expected):
     monkeypatch.setattr(devices, "count_gpus", lambda device_type: found)
-    settings = flags.parse(argv, command_config.VerifyConfig)
+    settings = flags.parse(argv, verify.VerifyConfig)
     assert verify.num_gpus(settings, devices) == expected
 
 
 def test_one_gpu_is_not_compared_with_itself(monkeypatch, capsys):
     monkeypatch.setattr(devices, "count_gpus", lambda device_type: 1)
     assert call() == 2
-    assert "at least 2, to be compared with one: got 1, all" in capsys.readouterr().err
+    assert (
+        "at least 2, to be compared with one: got 1, the only"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_does_not_hold_is_said_though_the_file_cannot_be_written(
@@ -125,7 +125,7 @@ def test_what_does_not_hold_is_said_though_the_file_cannot_be_written(
 
     fails = dict.fromkeys(verification.CLAIMS, verification.Outcome(False, "differs"))
     monkeypatch.setattr(verify, "verify", lambda *_: {2: fails})
-    monkeypatch.setattr(checkpoints, "write_file", full_disk)
+    monkeypatch.setattr(files, "write_json", full_disk)
     argv = ["--gpus=2", f"--json_file={tmp_path / 'x.json'}"]
     assert call(*argv) == command.EXIT_CLAIM_FAILED
     holds = dict.fromkeys(verification.CLAIMS, verification.Outcome(True, "same bits"))
