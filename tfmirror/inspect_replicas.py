@@ -96,7 +96,8 @@ def inspect(
     if chosen.are_stand_ins:
         runtime.keep_freed_memory()
     num_examples = settings.num_examples * chosen.num_replicas
-    name = settings.dataset or recipes.INSPECTED_DATASETS[settings.model]
+    usual = recipes.INSPECTED_DATASETS.get(settings.model, "digits")
+    name = settings.dataset or usual
     dataset = datasets.load(name, settings.data_dir)
     if num_examples > len(dataset.train):
         raise errors.InputError(
