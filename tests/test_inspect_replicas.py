@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from tfmirror import command, inspect_replicas
+from tfmirror import command, inspect_replicas, models
+from tfmirror.data import datasets
+from tfmirror.models import probe
 
 pytestmark = pytest.mark.training
 
@@ -114,3 +116,12 @@ def test_resnet18_shows_four_random_observations_of_the_second_chapter(capsys):
     assert "e-07" in text  # logits are tiny before training
     assert "Batch norm takes its statistics" in text
     assert "Batch norm" not in show(capsys)
+
+
+def test_a_model_without_a_dataset_of_its_own_is_shown_on_the_digits(monkeypatch):
+    monkeypatch.setitem(models.BUILDERS, "new", probe.build)
+    settings = inspect_replicas.InspectConfig(model="new", gpus=2, num_examples=3)
+    view, _ = inspect_replicas.inspect(settings)
+    labels = datasets.load("digits").train.labels[:6]
+    np.testing.assert_array_equal(np.concatenate(view.labels), labels)
+    assert len(view.labels) == 2

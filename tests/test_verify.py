@@ -41,6 +41,14 @@ def test_what_a_model_has_not_is_said():
 
 
 @pytest.mark.parametrize(
+    ("expected", "found"),
+    [("no dropout", [np.zeros(2)]), ([np.zeros(2)], "no dropout"), ("a", "b")],
+)
+def test_what_only_one_side_has_is_no_agreement(expected, found):
+    assert not verification.compare(expected, found, 0.0).is_met
+
+
+@pytest.mark.parametrize(
     ("most", "expected"), [(2, [2]), (3, [2, 3]), (5, [2, 4, 5]), (8, [2, 4, 8])]
 )
 def test_replica_counts(most, expected):
