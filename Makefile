@@ -1,7 +1,7 @@
 # make train | check | test | test-all | test-hours; the environment is made if need be.
 #
 #   make check       lint, types, and the tests that need no training: a minute
-#   make test        all tests but the slow ones: five minutes on two cores
+#   make test        all tests but the slow ones: four minutes on two cores
 #   make test-all    the slow ones, which make test leaves out: under 20 minutes
 #   make test-hours  what is left: by hand, for a change of what it tests
 

@@ -51,6 +51,7 @@ def run(program, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_run_and_all_that_follows_it_make_no_call(tmp_path):
     from helpers import idx_bytes, make_examples
 

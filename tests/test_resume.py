@@ -118,6 +118,7 @@ def test_a_finished_run_is_not_run_again(whole, capsys):
         train(whole["workdir"], resume="never")
 
 
+@pytest.mark.slow
 def test_killed_between_the_last_checkpoint_and_the_summary(whole, tmp_path):
     folder = tmp_path / "run"
     train(folder)

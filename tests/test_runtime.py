@@ -44,6 +44,7 @@ def faults(mode):
 @pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is no glibc"
 )
+@pytest.mark.slow
 def test_freed_memory_is_not_mapped_anew():
     pages = (64 << 20) // resource.getpagesize()
     assert faults("keep") < pages / 10

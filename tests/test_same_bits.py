@@ -99,24 +99,20 @@ def on_one_device(num_microbatches, policy="float32"):
     return run((num_microbatches,), policy=policy)
 
 
-def quick_and_slow(quick, slow):
-    """Returns parameters of which the slow ones run only when asked for."""
-    return [*quick, *(pytest.param(s, marks=pytest.mark.slow) for s in slow)]
+SLOW_SHARES = [(5, 3), (4, 4), (2, 2, 2, 2), (1,) * 8, (1, 0, 7)]
 
 
 @pytest.mark.parametrize(
     "shares",
-    quick_and_slow(
-        quick=[(3, 3, 2)],
-        slow=[(5, 3), (4, 4), (2, 2, 2, 2), (1,) * 8, (1, 0, 7)],
-    ),
+    [(3, 3, 2)] + [pytest.param(s, marks=pytest.mark.slow) for s in SLOW_SHARES],
 )
 def test_eight_microbatches_give_the_same_bits_on_any_replicas(shares):
     assert len(shares) >= 2
     assert run(shares) == on_one_device(8)
 
 
-@pytest.mark.parametrize("max_concurrent", quick_and_slow(quick=[2], slow=[4, 8]))
+@pytest.mark.slow
+@pytest.mark.parametrize("max_concurrent", [2, 4, 8])
 def test_microbatches_side_by_side_give_the_same_bits(max_concurrent):
     assert run((8,), max_concurrent=max_concurrent) == on_one_device(8)
 
@@ -153,23 +149,20 @@ def test_one_core_gives_the_same_bits_as_two(tmp_path):
     assert len(digests) == 1 and len(digests.pop()) == 64
 
 
-@pytest.mark.parametrize(
-    "shares", quick_and_slow(quick=[(3, 2)], slow=[(1, 4), (1,) * 5])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [(3, 2), (1, 4), (1,) * 5])
 def test_five_microbatches_give_the_same_bits_on_any_replicas(shares):
     assert run(shares) == on_one_device(5)
 
 
-@pytest.mark.parametrize(
-    "policy", quick_and_slow(quick=["mixed_bfloat16"], slow=["mixed_float16"])
-)
-@pytest.mark.parametrize(
-    "shares", quick_and_slow(quick=[(3, 1)], slow=[(2, 2), (1,) * 4])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("shares", [(3, 1), (2, 2), (1,) * 4])
 def test_half_precision_gives_the_same_bits_on_any_replicas(shares, policy):
     assert run(shares, policy=policy) == on_one_device(4, policy)
 
 
+@pytest.mark.slow
 def test_the_cut_itself_does_change_bits():
     """Equal digests above are no accident of a digest that can't tell runs apart."""
     runs = [on_one_device(8), on_one_device(5), on_one_device(4, "mixed_bfloat16")]

@@ -66,6 +66,7 @@ def test_the_sum_is_that_of_numpy_in_the_order_of_the_tree(sizes, max_concurrent
 
 
 @pytest.mark.training
+@pytest.mark.slow
 def test_so_many_microbatches_are_computed_at_a_time():
     """With eight threads for operations, whatever the machine has."""
     code = (

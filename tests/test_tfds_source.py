@@ -192,6 +192,7 @@ def load_downloadable(folder, barrier, results):
 
 
 @pytest.mark.training
+@pytest.mark.slow
 def test_processes_that_start_together_download_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
