@@ -1,9 +1,10 @@
 # make train | check | test | test-all | test-hours; the environment is made if need be.
 #
-#   make check       lint, types, and the tests that need no training: a minute
-#   make test        all tests but the slow ones: four minutes on two cores
-#   make test-all    the slow ones, which make test leaves out: under 20 minutes
-#   make test-hours  what is left: by hand, for a change of what it tests
+#   make check        lint, types, and the tests that need no training: a minute
+#   make test         all tests but the slow ones: four minutes on two cores
+#   make test-all     the slow ones, which make test leaves out: under 20 minutes
+#   make test-hours   what is left: by hand, for a change of what it tests
+#   make test-faults  plants faults in copies of the package; shows which tests find them
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope
 EXTRAS = test$(if $(wildcard /proc/driver/nvidia/version),$(comma)cuda)
 comma := ,
 
-.PHONY: train check lint types test test-all test-hours clean
+.PHONY: train check lint types test test-all test-hours test-faults clean
 
 train: $(VENV)/installed
 	$(BIN)/python -m tfmirror.train
@@ -37,6 +38,9 @@ test-all: $(VENV)/installed
 
 test-hours: $(VENV)/installed
 	$(BIN)/python -m pytest -m hours
+
+test-faults: $(VENV)/installed
+	$(BIN)/python tests/plant_faults.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
