@@ -7,10 +7,9 @@ accuracy.png to --workdir. Runs that have finished there are not run again.
 """
 
 import dataclasses
-import pathlib
 from statistics import median
 
-from tfmirror import command, config, files, metrics, tables
+from tfmirror import command, config, errors, files, metrics, tables
 from tfmirror.settings import setting_of
 
 # As the chapter trains them.
@@ -58,7 +57,7 @@ def main(settings: ExperimentConfig) -> None:
     summaries = [run.train(train_config(settings, s)) for s in RUNS]
     print(*map(chapter_line, summaries), sep="\n")
     print(table := result_table(summaries))
-    folder = pathlib.Path(settings.workdir)
+    folder = errors.expand_path("workdir", settings.workdir)
     files.write_text(folder / "table.md", table + "\n")
     drawn = plots.draw_accuracy([reader.read(s["workdir"]) for s in summaries])
     plots.save(drawn, folder / "accuracy.png")

@@ -7,11 +7,10 @@ run directories, table.md and results.json to --workdir.
 """
 
 import dataclasses
-import pathlib
 from statistics import median
 from typing import Any
 
-from tfmirror import command, config, files, tables
+from tfmirror import command, config, errors, files, tables
 from tfmirror.settings import check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -45,7 +44,7 @@ def main(settings: ExperimentConfig) -> None:
     """Trains every run with every seed, in turn, and prints the results."""
     from tfmirror.training import run
 
-    folder = pathlib.Path(settings.workdir)
+    folder = errors.expand_path("workdir", settings.workdir)
     shared = dataclasses.asdict(settings)
     del shared["num_seeds"]
     summaries: dict[tuple, list[dict]] = {setup: [] for setup in RUNS}

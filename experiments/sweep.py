@@ -12,7 +12,7 @@ import itertools
 import pathlib
 from typing import Any
 
-from tfmirror import command, config, files, flags
+from tfmirror import command, config, errors, files, flags
 from tfmirror.settings import describe, flag_fields, setting, setting_of
 
 
@@ -80,7 +80,7 @@ def main(settings: SweepConfig) -> None:
         summary = run.train(train_config(settings, choice))
         accuracies.append(summary["final_eval_accuracy"])
     print(table := sweeps.make_table(choices, accuracies))
-    folder = pathlib.Path(settings.workdir)
+    folder = errors.expand_path("workdir", settings.workdir)
     files.write_text(folder / "table.md", table + "\n")
     plots.save(sweeps.draw(choices, accuracies), folder / "heat_map.png")
 

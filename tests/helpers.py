@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmirror import command, models
-from tfmirror.data import datasets, idx
+from tfmirror.data import datasets, idx, idx_folder
 from tfmirror.parallel import (
     devices,
     microbatches,
@@ -150,7 +150,7 @@ def write_idx_folder(folder, train, evaluation, joint="-", packed=True):
     for split, examples in (("train", train), ("eval", evaluation)):
         arrays = {"images": examples.images[..., 0], "labels": examples.labels}
         for kind, array in arrays.items():
-            stem, ending = idx.STEMS[split, kind], f"idx{array.ndim}-ubyte"
+            stem, ending = idx_folder.STEMS[split, kind], f"idx{array.ndim}-ubyte"
             content = idx_bytes(array.astype(np.uint8))
             if packed:
                 ending, content = ending + ".gz", gzip.compress(content)

@@ -38,8 +38,8 @@ FAULTS = (
     # data
     Fault(
         "tfmirror/data/pipeline.py",
-        "tf.gather(images, indices), tf.gather(labels, indices)",
-        "tf.gather(images, indices), tf.gather(labels, indices[::-1])",
+        "tf.gather(labels.value(), indices)",
+        "tf.gather(labels.value(), indices[::-1])",
         "pipeline",
     ),
     Fault(
@@ -88,8 +88,8 @@ FAULTS = (
     ),
     Fault(
         "tfmirror/files.py",
-        "        _sync_tree(unfinished)\n        unfinished.replace(path)\n",
-        "        unfinished.replace(path)\n        _sync_tree(path)\n",
+        "        sync_tree(unfinished)\n        unfinished.replace(path)\n",
+        "        unfinished.replace(path)\n        sync_tree(path)\n",
         "files",
     ),
     # reporting

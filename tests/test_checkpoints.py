@@ -6,14 +6,17 @@ import io
 import os
 import pathlib
 import resource
+import time
+import tracemalloc
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 from helpers import faults
 
-from tfmirror import metrics
-from tfmirror.rundir import checkpoints, state
+from tfmirror import metrics, models
+from tfmirror.rundir import checkpoints, directory, state
 
 
 def make_state(num_steps=7, seed=0):
@@ -72,6 +75,67 @@ def test_only_the_last_few_are_kept_and_the_best(tmp_path):
     assert checkpoints.read(tmp_path / "best.npz").num_steps == 2
     checkpoints.mark_best(tmp_path / "step-000000005.npz")
     assert checkpoints.read(tmp_path / "best.npz").num_steps == 5
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_was_just_written_is_never_removed(tmp_path, keep):
+    """Damaged files of later steps, passed over at a resume, do not count."""
+    for num_steps in (8, 9):
+        (tmp_path / f"step-{num_steps:09}.npz").write_bytes(b"damaged")
+    for num_steps in (3, 4, 5):
+        written = checkpoints.write(tmp_path, make_state(num_steps), keep=keep)
+        assert checkpoints.latest(tmp_path, lambda line: None)[1] == written
+    kept = [p.name for p in sorted(tmp_path.iterdir())]
+    steps = [*range(6 - keep, 6), 8, 9]
+    assert kept == [f"step-{k:09}.npz" for k in steps]
+
+
+def test_newer_damaged_files_are_found_and_older_ones_are_not_looked_at(tmp_path):
+    for num_steps in (1, 2, 3, 4):
+        checkpoints.write(tmp_path, make_state(num_steps))
+    for num_steps in (1, 3, 4):
+        (tmp_path / f"step-{num_steps:09}.npz").write_bytes(b"")
+    found = checkpoints.find(tmp_path, lambda line: None)
+    assert found.state.num_steps == 2 and found.path.name == "step-000000002.npz"
+    assert [p.name for p in found.damaged] == [
+        "step-000000004.npz", "step-000000003.npz"
+    ]  # fmt: skip
+    assert len(list(tmp_path.iterdir())) == 4  # finding changes nothing
+
+
+def test_a_damaged_best_is_said_and_may_be_replaced(tmp_path):
+    (tmp_path / "best.npz").write_bytes(b"")
+    said = []
+    assert checkpoints.best_accuracy(tmp_path, said.append) == -1
+    assert len(said) == 1 and "best.npz is damaged (it has only 0 bytes)" in said[0]
+    assert checkpoints.best_accuracy(tmp_path / "none", pytest.fail) == -1
+
+
+def set_clock(monkeypatch, seconds):
+    """Sets the clock that programs of this process see to seconds since 1970."""
+    real = time.localtime
+    monkeypatch.setattr(time, "time", lambda: float(seconds))
+    monkeypatch.setattr(
+        time, "localtime", lambda s=None: real(seconds if s is None else s)
+    )
+
+
+def test_equal_states_are_equal_files_at_any_time(monkeypatch):
+    content = checkpoints.to_bytes(make_state())
+    for seconds in (0, 3600, 1e9, 4e9):  # the first two are before 1980
+        set_clock(monkeypatch, seconds)
+        assert checkpoints.to_bytes(make_state()) == content
+    assert checkpoints.to_bytes(make_state(seed=1)) != content
+
+
+def test_a_model_is_saved_by_a_clock_that_stands_before_1980(tmp_path, monkeypatch):
+    model = models.build("probe", (16, 16, 1), 10)
+    set_clock(monkeypatch, 3600)
+    directory.save_model(model, tmp_path / "model.keras")
+    assert zipfile.time is time  # only while it was saved
+    saved = keras.saving.load_model(tmp_path / "model.keras")
+    for one, other in zip(model.get_weights(), saved.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_where_links_can_not_be_made_the_best_is_a_copy(tmp_path, monkeypatch):
@@ -140,8 +204,92 @@ def test_pickles_are_not_loaded(tmp_path):
             source = pickled if name == "variable0.npy" else real
             archive.writestr(name, source.read(name))
     body = out.getvalue()
-    with pytest.raises(checkpoints.DamagedError, match="allow_pickle=False"):
+    with pytest.raises(checkpoints.DamagedError, match="holds Python objects"):
         checkpoints.from_bytes(body + checkpoints._digest(body))
+
+
+def crafted(change, **options):
+    """Returns a checkpoint with a right digest, whose members `change` has changed.
+
+    Args:
+      change: called with {name: content}, to change it.
+    """
+    content = checkpoints.to_bytes(make_state())
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", **options) as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+        archive.comment = b"0" * checkpoints.DIGEST_LENGTH
+    body = out.getvalue()[: -checkpoints.DIGEST_LENGTH]
+    return body + checkpoints._digest(body)
+
+
+def announce_128_tib(members):
+    member = members["variable0.npy"]
+    start = member.index(b"(3, 3, 1, 4)")
+    huge = b"(35184372088832,)"
+    members["variable0.npy"] = (
+        member[:start] + huge + member[start + 12 :].replace(b" " * 5, b"", 1)
+    )
+
+
+def set_json(text):
+    return lambda members: members.update({"state.json": text})
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (announce_128_tib, {}, "announces 140,737,488,355,328 bytes and has"),
+        (lambda members: None, {"compression": zipfile.ZIP_DEFLATED}, "is packed"),
+        (set_json(b" " * (2**25 + 1)), {}, "state.json in it is too large"),
+        (set_json(b"[" * 10**5), {}, "recursion"),
+        (set_json(b"[]"), {}, "."),
+        (set_json(b'{"variables": 3}'), {}, "."),
+        (set_json(b'{"variables": [], "point": "a"}'), {}, "."),
+        (lambda members: members.pop("state.json"), {}, "no item named"),
+        (lambda members: members.pop("variable1.npy"), {}, "no item named"),
+    ],
+)
+def test_a_crafted_checkpoint_is_one_line_and_takes_no_memory(change, options, says):
+    content = crafted(change, **options)
+    tracemalloc.start()
+    try:
+        with pytest.raises(checkpoints.DamagedError, match=says) as error:
+            checkpoints.from_bytes(content)
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(content) + 10**6
+    finally:
+        tracemalloc.stop()
+    assert "not written by tfmirror" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_crafted_checkpoint_without_a_change_is_read():
+    assert_equal(checkpoints.from_bytes(crafted(lambda members: None)), make_state())
+
+
+def test_an_array_file_is_no_checkpoint():
+    """NumPy alone would read it as an array, of any size that its header announces."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    body = buffer.getvalue().replace(b"(3,), }          ", b"(35184372088832,), }")
+    with pytest.raises(checkpoints.DamagedError, match="not a zip file"):
+        checkpoints.from_bytes(body + checkpoints._digest(body))
+
+
+def test_a_file_larger_than_the_memory_and_a_pipe_are_not_read(tmp_path):
+    path = tmp_path / "step-000000007.npz"
+    path.touch()
+    os.truncate(path, 2**43)
+    with pytest.raises(checkpoints.DamagedError, match="must have at most"):
+        checkpoints.read(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(checkpoints.DamagedError, match="must be a regular file"):
+        checkpoints.read(path)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ import pytest
 from helpers import make_examples, write_idx_folder
 
 from tfmirror import command, config, errors, inspect_replicas, train
-from tfmirror.data import idx
+from tfmirror.benchmarking import contenders, workload
+from tfmirror.data import datasets, idx_folder
 from tfmirror.rundir import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -65,7 +66,7 @@ WRONG_FLAGS = {
     "no gpu": ["--gpus=2", "--device_type=gpu"],
     "batch 0": ["--global_batch_size=0"],
     "both batches": ["--global_batch_size=8", "--per_replica_batch_size=4"],
-    "model": ["--model=vgg"],
+    "model": ["--model=typo"],
     "dataset": ["--dataset=mnits"],
     "flag": ["--gpu=2"],
     "value": ["--epochs=many"],
@@ -87,7 +88,7 @@ def elsewhere(tmp_path, monkeypatch):
 
     monkeypatch.setattr(requests, "head", no_network)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(idx_folder, "DEBIAN_FOLDER", tmp_path / "debian")
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     return tmp_path / "cwd"
@@ -216,6 +217,7 @@ def test_a_users_run_prints_its_lines_and_no_noise(tmp_path):
     assert (tmp_path / "summary.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.training
 def test_a_reader_that_leaves_ends_the_run_and_its_checkpoints_are_whole(tmp_path):
     folder = tmp_path / "run"
@@ -250,3 +252,39 @@ def test_what_tensorflow_says_while_its_import_fails_is_shown(tmp_path):
     )
     assert done.returncode == 1
     assert "a line from C++" in done.stderr and "no libx.so" in done.stderr
+
+
+def test_file_names_that_are_not_utf8_are_printed_as_they_are():
+    code = (
+        "import os; from tfmirror import command, config, errors\n"
+        "def main(settings):\n"
+        "    print(settings.data_dir)\n"
+        "    raise errors.InputError(settings.data_dir)\n"
+        "command.run(main, config.TrainConfig, '', check=config.check,"
+        " needs_tensorflow=False)"
+    )
+    argv = [sys.executable, "-c", code, b"--data_dir=a\xffb"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
+    done = subprocess.run(argv, capture_output=True, cwd=ROOT, env=strict)
+    assert (done.returncode, done.stdout) == (2, b"a\xffb\n")
+    assert done.stderr == b"error: a\\udcffb\n"
+
+
+def test_data_in_a_folder_whose_name_is_not_utf8_are_read(tmp_path):
+    folder = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    written = write_idx_folder(folder, make_examples(20), make_examples(10))
+    assert len(datasets.load("mnist", written).eval) == 10
+
+
+def test_torch_python_may_begin_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    peer = workload.Workload(
+        contender="torch_ddp",
+        model="cnn",
+        dataset="digits",
+        data_dir="",
+        num_replicas=1,
+        global_batch_size=8,
+        precision="float32",
+    )
+    assert contenders._program(peer, "~/bin/python")[0] == f"{tmp_path}/bin/python"

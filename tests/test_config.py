@@ -1,11 +1,12 @@
 """Settings: what is refused, and what the recipes fill in."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
 from tfmirror import config, errors, inspect_replicas, models, recipes
-from tfmirror.parallel import optimizers
+from tfmirror.parallel import devices, optimizers
 from tfmirror.settings import names_with
 from tfmirror.training import schedules
 
@@ -13,7 +14,7 @@ from tfmirror.training import schedules
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"model": "vgg"}, "model must be one of cnn, resnet18: got 'vgg'"),
+        ({"model": "typo"}, "model must be one of cnn, resnet18: got 'typo'"),
         ({"gpus": -1}, "gpus must be at least 0"),
         ({"device_type": "tpu"}, "device_type must be one of"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1: got 0"),
@@ -37,10 +38,10 @@ from tfmirror.training import schedules
         ({"check_drift_every": -1}, "check_drift_every must be at least 0"),
         ({"on_drift": "ignore"}, "on_drift must be one of stop, resync: got 'ignore'"),
         (
-            {"optimizer": "lamb"},
-            "optimizer must be one of sgd, adam, adamw: got 'lamb'",
+            {"optimizer": "typo"},
+            "optimizer must be one of sgd, adam, adamw: got 'typo'",
         ),
-        ({"schedule": "linear"}, "schedule must be one of constant, cosine, one_cycle"),
+        ({"schedule": "typo"}, "schedule must be one of constant, cosine, one_cycle"),
         ({"init": "zeros"}, "init must be one of normal, he, glorot: got 'zeros'"),
         ({"lr_scaling": "log"}, "lr_scaling must be one of none, linear, sqrt"),
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
@@ -68,7 +69,32 @@ from tfmirror.training import schedules
         ({"resume_override": "epochs,model"}, "must be one of .*gpus.* got 'model'"),
         ({"step_timeout": -1.0}, "step_timeout must be a finite number of at least 0"),
         ({"seed": -1}, r"seed must be in \[0, 2147483648\): got -1"),
-        ({"seed": 2**31}, "seed must be in"),
+        ({"seed": 2**31}, "seed must be at most 2147483647"),
+        ({"momentum": 1 - 1e-9}, r"momentum must be in .0, 1.: got 0.999999999"),
+        (
+            {"epochs": 2, "warmup_epochs": 2.5},
+            "warmup_epochs must be at most epochs, 2,",
+        ),
+        ({"epochs": 2**31}, "epochs must be at most 2147483647: got 2147483648"),
+        ({"epochs": 10**5000}, "got a number of thousands of digits"),
+        ({"gpus": 257}, r"gpus must be at most 256 \(0: all GPUs"),
+        ({"gpus": "2"}, "gpus must be a whole number: got '2'"),
+        ({"gpus": True}, "gpus must be a whole number: got True"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a number: got '0.1'"),
+        ({"augment": 1}, "augment must be a bool: got 1"),
+        ({"workdir": pathlib.Path("x")}, "workdir must be a text: got .*Path"),
+        ({"workdir": "\udcff"}, "workdir must be a path in UTF-8: got '.udcff'"),
+        ({"learning_rate": 1e-320}, "must be 0 or a number of at least 1.17549e-38"),
+        ({"learning_rate": 1e308}, "must be a finite number of at most 3.4028235e.38"),
+        ({"weight_decay": 1e39}, "weight_decay must be a finite number of at most 3.4"),
+        ({"pack_mb": 1e-7}, "pack_mb must be 0, or enough for one float32"),
+        ({"microbatches": 2**16 + 1}, "microbatches must be at most 65536"),
+        ({"microbatches_per_replica": "9" * 5000}, "comma-separated whole"),
+        ({"microbatches_per_replica": "65535,2"}, "at most 65536 in all: got 65537"),
+        (
+            {"step_timeout": 1e7},
+            "step_timeout must be a finite number of at most 10000",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(wrong, says):
@@ -184,6 +210,63 @@ def test_a_parsed_value_may_be_given_and_is_written_as_text():
     assert written["checkpoint_every"] == "2steps"
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        # digits: 30 epochs, unless given.
+        ({"warmup_epochs": 30.5}, "warmup_epochs must be at most epochs, 30, so that"),
+        (
+            {"learning_rate": 1e38, "lr_scaling": "linear", "global_batch_size": 640},
+            "learning_rate must be a float32 above 0 once lr_scaling has",
+        ),
+        (
+            {"learning_rate": 2e-38, "lr_scaling": "linear", "global_batch_size": 8},
+            "learning_rate must be a float32 above 0 once lr_scaling has",
+        ),
+    ],
+)
+def test_what_the_recipe_makes_of_wrong_settings_is_refused(given, says):
+    config.check(config.TrainConfig(**given))
+    with pytest.raises(errors.InputError, match=says):
+        config.resolve(config.TrainConfig(**given), 2)
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "changed", "dropped"),
+    [
+        (
+            "accurate",
+            {"optimizer": "adam"},
+            {"optimizer"},
+            {"learning_rate", "momentum"},
+        ),
+        ("accurate", {"optimizer": "sgd"}, {"optimizer"}, set()),
+        ("fast", {"optimizer": "adam"}, set(), set()),
+        ("fast", {"optimizer": "sgd"}, {"optimizer"}, {"learning_rate"}),
+        (
+            "accurate",
+            {"per_replica_batch_size": 8},
+            {"per_replica_batch_size"},
+            {"global_batch_size"},
+        ),
+        ("accurate", {"momentum": 0.5, "epochs": 3}, {"momentum", "epochs"}, set()),
+        (
+            "accurate",
+            {"optimizer": "adam", "learning_rate": 0.1},
+            {"optimizer"},
+            {"momentum"},
+        ),
+    ],
+)
+def test_what_is_given_beside_a_preset_wins(preset, given, changed, dropped):
+    values = recipes.PRESETS[preset]
+    both = recipes.with_preset(values, given)
+    assert {n for n in both if both[n] != values.get(n)} == changed
+    assert set(values) - set(both) == dropped
+    config.resolve(config.TrainConfig(**both), 2)
+    config.check(config.TrainConfig(**both))
+
+
 def test_settings_say_whether_they_may_differ_on_resume():
     assert sorted(names_with(config.TrainConfig, "free")) == sorted(
         "workdir device_type data_dir steps_per_loop check_drift_every on_drift "
@@ -199,16 +282,24 @@ def test_settings_say_whether_they_may_differ_on_resume():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: models.build("vgg", (28, 28, 1), 10), "model must be one of cnn"),
+        (lambda: models.build("typo", (28, 28, 1), 10), "model must be one of cnn"),
         (
             lambda: models.build("cnn", (28, 28, 1), 10, init="zeros"),
             "init must be one of .*he",
         ),
         (
+            lambda: models.build("cnn", (28, 28, 1), 10, precision="typo"),
+            "precision must be one of float32, bfloat16, float16: got 'typo'",
+        ),
+        (
+            lambda: devices.make_strategy(devices.set_up(2, "cpu"), "typo"),
+            "all_reduce must be one of auto, nccl, hierarchical, one_device",
+        ),
+        (
             lambda: schedules.make_schedule("typo", 0.1, num_steps=10),
             "schedule must be one of",
         ),
-        (lambda: optimizers.make_optimizer("lamb", 0.1), "optimizer must be one of"),
+        (lambda: optimizers.make_optimizer("typo", 0.1), "optimizer must be one of"),
     ],
 )
 def test_library_functions_refuse_an_unknown_name(call, says):

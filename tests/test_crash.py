@@ -21,12 +21,20 @@ COMMAND = [
 ]  # fmt: skip
 
 
+MANY_EPOCHS = 100_000  # far more than pass before a run is killed
+
+
 def start(folder, epochs):
-    """Starts the run in `folder`, or goes on with it."""
+    """Starts the run in `folder`, or goes on with it, to its end after `epochs`."""
     environment = dict(os.environ)
     environment.pop(command.LOG_LEVEL, None)  # TensorFlow is to be quiet as for a user
     return subprocess.Popen(
-        [*COMMAND, f"--epochs={epochs}", f"--workdir={folder}"],
+        [
+            *COMMAND,
+            f"--epochs={epochs}",
+            "--resume_override=epochs",
+            f"--workdir={folder}",
+        ],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -42,35 +50,32 @@ def finish(folder, epochs):
     return json.loads((folder / "summary.json").read_text())
 
 
-def kill_at_random(folder, epochs, rng):
-    """Kills the run at a random moment after its first new checkpoint, if it has one.
-
-    Returns whether it was killed before its end.
-    """
+def kill_at_random(folder, rng):
+    """Kills the run at a random moment after a random number of new checkpoints."""
     before = set(folder.glob("checkpoints/*.npz"))
-    with start(folder, epochs) as process:
-        while process.poll() is None:
-            if set(folder.glob("checkpoints/*.npz")) - before:
-                break
+    seen, num_wanted = set(), rng.randint(1, 20)
+    with start(folder, MANY_EPOCHS) as process:
+        while len(seen) < num_wanted:
+            assert process.poll() is None, process.stderr.read()
+            seen |= set(folder.glob("checkpoints/*.npz")) - before
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 1))
+        time.sleep(rng.uniform(0, 0.1))
         process.kill()
         process.communicate()
-    return process.returncode == -9
+    assert process.returncode == -9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.hours)])
 def test_killed_again_and_again_it_ends_with_the_same_bits(num_kills, tmp_path):
-    epochs = 20 * num_kills  # more than pass between two of them
-    whole = finish(tmp_path / "whole", epochs)
-    folder, rng, killed = tmp_path / "killed", random.Random(0), 0
+    folder, rng = tmp_path / "killed", random.Random(0)
     for _ in range(num_kills):
-        killed += kill_at_random(folder, epochs, rng)
+        kill_at_random(folder, rng)
         found, _ = checkpoints.latest(folder / "checkpoints", pytest.fail)
         assert found is not None
-    assert killed == num_kills
+    epochs = found.position.num_epochs + 2  # one that is whole after the last kill
     resumed = finish(folder, epochs)
+    whole = finish(tmp_path / "whole", epochs)
     assert resumed["weights_sha256"] == whole["weights_sha256"]
     losses = [
         [record["train_loss"] for record in summary["epochs"]]

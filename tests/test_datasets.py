@@ -2,13 +2,14 @@
 
 import dataclasses
 import hashlib
+import pathlib
 
 import numpy as np
 import pytest
 from helpers import make_examples, write_idx_folder
 
 from tfmirror import errors
-from tfmirror.data import datasets, idx
+from tfmirror.data import datasets, idx_folder
 
 
 def test_digits_are_split_without_overlap_or_loss():
@@ -50,7 +51,7 @@ def test_digits_are_those_of_scikit_learn():
         "sklearn.datasets", reason="compares with scikit-learn where it is installed"
     )
     original = sklearn_datasets.load_digits()
-    with np.load(idx.pathlib.Path(datasets.__file__).with_name("digits.npz")) as arrays:
+    with np.load(pathlib.Path(datasets.__file__).with_name("digits.npz")) as arrays:
         np.testing.assert_array_equal(arrays["images"], original.images)
         np.testing.assert_array_equal(arrays["labels"], original.target)
 
@@ -82,7 +83,7 @@ def test_synthetic_is_the_same_each_time_and_can_be_learned():
 
 def test_idx_files_in_data_dir_come_first_then_debians(tmp_path, monkeypatch):
     one, two, three = (make_examples(4, seed=seed) for seed in range(3))
-    monkeypatch.setattr(idx, "DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(idx_folder, "DEBIAN_FOLDER", tmp_path / "debian")
     write_idx_folder(tmp_path / "debian" / "fashion-mnist", one, three)
     own = write_idx_folder(tmp_path / "own", two, three)
     np.testing.assert_array_equal(

@@ -34,8 +34,10 @@ def test_equal_replicas_have_not_drifted(mirrored):
     assert drift.make_check(*mirrored)() == []
 
 
-@pytest.mark.parametrize("bit", [0, 22, 31])
-@pytest.mark.parametrize("path", ["cnn/conv2/kernel", "cnn/logits/bias"])
+@pytest.mark.parametrize(
+    ("path", "bit"),
+    [("cnn/conv2/kernel", 0), ("cnn/conv2/kernel", 31), ("cnn/logits/bias", 22)],
+)
 def test_one_flipped_bit_is_found_by_variable_and_replica(mirrored, path, bit):
     strategy, variables = mirrored
     flip_bit(strategy, variables[path], replica=2, index=7, bit=bit)

@@ -40,6 +40,7 @@ def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_re
     assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.training
 def test_with_fixed_microbatches_the_loss_has_the_same_bits(
     tmp_path, capsys, monkeypatch
@@ -85,6 +86,7 @@ def test_an_evaluation_has_the_threads_of_the_run(
     assert (found.intra, found.inter) == threads
 
 
+@pytest.mark.slow
 def test_a_process_that_evaluates_has_the_threads_of_the_run(finished_run, tmp_path):
     """The real TensorFlow, which keeps the threads that it starts with."""
     folder = shutil.copytree(finished_run, tmp_path / "run")

@@ -71,11 +71,22 @@ def test_every_file_of_a_run_is_on_the_disk_before_it_has_its_name(tmp_path, cal
     folder = tmp_path / "run"
     renamed = [str(new.relative_to(folder)) for c, _, new in calls if c == "rename"]
     assert renamed == [
-        "config.json", "environment.json", "checkpoints/step-000000002.npz",
-        "checkpoints/best.npz", "model.keras", "plots/curves.png", "summary.json",
+        "config.json", "environment.json", "metrics.jsonl",
+        "checkpoints/step-000000002.npz", "checkpoints/best.npz", "model.keras",
+        "plots/curves.png", "summary.json",
     ]  # fmt: skip
-    for name in renamed:
+    for name in set(renamed) - {"metrics.jsonl"}:
         assert_synced_then_renamed(calls, folder / name)
+    # It grows under its own name, and each line is on the disk before the summary.
+    log = folder / "metrics.jsonl"
+    synced = [k for k, c in enumerate(calls) if c == ("fsync", log, log.stat().st_size)]
+    assert synced and synced[-1] < calls.index(
+        ("rename", folder / f"summary.json{files.UNFINISHED}", folder / "summary.json")
+    )
+    # A power cut may take away a folder whose name is not on the disk in its parent.
+    assert ("fsync", tmp_path, None) in calls[: calls.index(("fsync", folder, None))]
+    folders = [call for call in calls if call == ("fsync", folder, None)]
+    assert len(folders) == 5 + 2  # five files, and the folders checkpoints and plots
     assert list(folder.rglob(f"*{files.UNFINISHED}*")) == []
 
 
@@ -171,3 +182,21 @@ def test_json_is_read_as_it_was_written(tmp_path):
     value = {"a": [1, 0.1 + 0.2, None, True], "ü": {"b": "東京"}}
     files.write_json(tmp_path / "a.json", value)
     assert files.read_json_object(tmp_path / "a.json") == value
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: (p.touch(), os.truncate(p, 2**40)), "must have at most 33,554,432"),
+        (os.mkfifo, "must be a regular file"),
+        (lambda p: p.write_text("[" * 10**5), "recursion"),
+        (lambda p: p.write_text('{"a":' * 10**5), "recursion"),
+        (lambda p: p.write_text('{"a": ' + "9" * 10**5 + "}"), "digits"),
+    ],
+)
+def test_json_of_others_is_refused_before_it_takes_memory(tmp_path, make, says):
+    path = tmp_path / "config.json"
+    make(path)
+    with pytest.raises(errors.InputError, match=says) as error:
+        files.read_json_object(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)

@@ -1,12 +1,14 @@
 """The IDX reader returns what was written, and refuses damaged files in one line."""
 
 import gzip
-import pathlib
+import os
 import struct
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
-from helpers import faults, idx_bytes, make_examples, write_idx_folder
+from helpers import faults, idx_bytes
 
 from tfmirror import errors
 from tfmirror.data import idx
@@ -57,7 +59,7 @@ HTML = b"<!DOCTYPE html><html><body>404 Not Found</body></html>"
         ("a", with_shape(6, 4, 3), "expected 72 bytes"),
         ("a.gz", packed(with_shape(6, 4, 3)), "expected 72 bytes.*got 60"),
         ("a", with_shape(2**32 - 1, 2**32 - 1, 2**32 - 1), "cut short: its header"),
-        ("a.gz", packed(with_shape(2**31, 28, 28)), "cut short: its header"),
+        ("a.gz", packed(with_shape(2**31, 28, 28)), "more than the 67,108,864 that"),
         ("a", with_shape(0, 4, 3), "at least one example"),
         ("a", with_shape(20, 3), "expected 3 dimensions, got 2"),
         ("a", idx_bytes(ARRAY, type_code=0x0D), "got float32"),
@@ -76,25 +78,6 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
         idx.read_idx(tmp_path / "missing", 3)
     with pytest.raises(errors.InputError, match="can't be read: Is a directory"):
         idx.read_idx(tmp_path, 3)
-
-
-@pytest.mark.parametrize("joint", ["-", "."])
-@pytest.mark.parametrize("packed", [True, False])
-def test_finds_the_four_files_under_all_their_names(tmp_path, joint, packed):
-    examples = make_examples(3)
-    write_idx_folder(tmp_path, examples, examples, joint, packed)
-    found = idx.find_idx_files(tmp_path)
-    assert set(found) == set(idx.STEMS)
-    assert all(path.is_file() for path in found.values())
-
-
-def test_a_folder_without_idx_files_gives_none_and_a_missing_file_is_named(tmp_path):
-    assert idx.find_idx_files(tmp_path) is None
-    examples = make_examples(3)
-    write_idx_folder(tmp_path, examples, examples)
-    pathlib.Path(tmp_path, "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(errors.InputError, match="t10k-labels-idx1-ubyte.gz is missing"):
-        idx.find_idx_files(tmp_path)
 
 
 def test_every_fault_of_a_packed_file_is_recognised_or_harmless(
@@ -116,3 +99,73 @@ def test_every_fault_of_a_packed_file_is_recognised_or_harmless(
     record_property(
         "shown", f"{count} faults of a packed IDX file, {len(harmless)} harmless"
     )
+
+
+def peak_of_refusing(path, says):
+    """Asserts that read_idx refuses a file; returns the most memory that it took."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.InputError, match=says) as error:
+            idx.read_idx(path, 3)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_small_packed_file_that_fills_the_memory_is_refused_unread(tmp_path):
+    """A million black images of 28x28: 784 MB in a file of less than 1 MB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    header = struct.pack(">4B3I", 0, 0, 8, 3, 10**6, 28, 28)
+    pieces = [packer.compress(header)]
+    pieces += [packer.compress(bytes(784 * 1000)) for _ in range(1000)]
+    (tmp_path / "a.gz").write_bytes(b"".join(pieces) + packer.flush())
+    says = "announces 784,000,000 bytes of values, more than the"
+    assert peak_of_refusing(tmp_path / "a.gz", says) < 10**6
+
+
+def test_a_packed_file_that_is_longer_than_its_header_says_is_not_read_on(tmp_path):
+    """100 MB behind the values of ARRAY."""
+    (tmp_path / "a.gz").write_bytes(packed(WHOLE + bytes(10**8)))
+    assert peak_of_refusing(tmp_path / "a.gz", "got more") < 10**6
+
+
+def test_a_short_packed_file_takes_no_more_than_it_holds(tmp_path):
+    """Its header announces 60 MB, which the system gives only as they are filled."""
+    (tmp_path / "a.gz").write_bytes(packed(with_shape(6 * 10**5, 10, 10)))
+    read = []
+
+    class Watched(np.ndarray):
+        def __setitem__(self, where, value):
+            read.append(where)
+            super().__setitem__(where, value)
+
+    with pytest.raises(errors.InputError, match="expected 60,000,000 .* got 60"):
+        idx.read_idx(tmp_path / "a.gz", 3)
+    with idx._open(tmp_path / "a.gz") as file:
+        file.read(16)
+        values = np.empty(10**6, np.uint8).view(Watched)
+        assert idx._read_into(file, values) == 60
+    assert read == [slice(0, 60)]
+
+
+def test_highly_packed_data_of_ordinary_size_are_read(tmp_path):
+    """Black images of 28x28, packed 1,000 to one."""
+    black = np.zeros((20_000, 28, 28), np.uint8)
+    (tmp_path / "a.gz").write_bytes(packed(idx_bytes(black)))
+    np.testing.assert_array_equal(idx.read_idx(tmp_path / "a.gz", 3), black)
+
+
+def test_a_file_larger_than_the_memory_is_refused(tmp_path):
+    """A file with a hole: it takes no disk."""
+    with open(tmp_path / "a", "wb") as file:
+        file.write(struct.pack(">4B3I", 0, 0, 8, 3, 2**31, 2**9, 2**3))
+        file.truncate(16 + 2**43)
+    assert peak_of_refusing(tmp_path / "a", "must have at most") < 10**6
+
+
+@pytest.mark.parametrize("name", ["a", "a.gz"])
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(errors.InputError, match="must be a regular file"):
+        idx.read_idx(tmp_path / name, 3)

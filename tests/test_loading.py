@@ -1,9 +1,14 @@
 """A trained model is found whole, or one line says what is wrong with it."""
 
 import collections
+import dataclasses
+import io
 import json
+import os
 import shutil
+import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -76,6 +81,105 @@ def test_a_model_that_brings_code_along_is_refused(finished_run, tmp_path):
     keras.Sequential([keras.Input((28, 28, 1)), layer]).save(folder / "model.keras")
     with pytest.raises(errors.InputError, match="(?i)lambda"):
         loading.find(folder, pytest.fail)
+
+
+def rewritten(source, target, change, **options):
+    """Copies a .keras file; `change` is called with {name: content}, to change it."""
+    with zipfile.ZipFile(source) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    change(members)
+    with zipfile.ZipFile(target, "w", **options) as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+
+
+def widen(members):
+    """Gives the last layer a million million units: 512 TB."""
+    members["config.json"] = members["config.json"].replace(
+        b'"units": 10,', b'"units": 1000000000000,'
+    )
+    assert b"1000000000000" in members["config.json"]
+
+
+def with_weights(write):
+    """Returns a change of the weights: `write` gets the open HDF5 file."""
+
+    def change(members):
+        content = io.BytesIO(members["model.weights.h5"])
+        with h5py.File(content, "r+") as weights:
+            write(weights)
+        members["model.weights.h5"] = content.getvalue()
+
+    return change
+
+
+def add_unwritten(weights):
+    weights.create_dataset("vars/9", (2**40,), "float32")
+
+
+def add_packed(weights):
+    weights.create_dataset("vars/9", (2**20,), "float32", compression="gzip")
+
+
+def add_external(weights):
+    weights.create_dataset("vars/9", (8,), "uint8", external=[("/etc/passwd", 0, 8)])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (widen, {}, "its model has 129,000,000,127,778 values"),
+        (lambda _: None, {"compression": zipfile.ZIP_DEFLATED}, "is packed"),
+        (with_weights(add_unwritten), {}, "announces 4,398,046,511,104 bytes, but has"),
+        (with_weights(add_packed), {}, "vars/9 is not stored plainly"),
+        (with_weights(add_external), {}, "vars/9 is not stored plainly"),
+        (lambda m: m.update({"config.json": b"[" * 10**5}), {}, "recursion"),
+        (lambda m: m.update({"config.json": b" " * 2**26}), {}, "is too large"),
+        (lambda m: m.pop("model.weights.h5"), {}, "model.weights.h5"),
+        (lambda m: m.update({"model.weights.h5": b"text"}), {}, "."),
+    ],
+)
+def test_a_crafted_model_is_refused_before_keras_reads_it(
+    finished_run, tmp_path, monkeypatch, change, options, says
+):
+    monkeypatch.setattr(
+        keras.models, "load_model", lambda *_, **__: pytest.fail("read")
+    )
+    file = tmp_path / "model.keras"
+    rewritten(finished_run / "model.keras", file, change, **options)
+    with pytest.raises(errors.InputError, match=says) as error:
+        loading._load_keras(file)
+    assert "\n" not in str(error.value) and "can't be used" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a file larger than the memory"])
+def test_a_model_file_of_another_kind_is_not_read(tmp_path, kind):
+    file = tmp_path / "model.keras"
+    if kind == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.touch()
+        os.truncate(file, 2**43)
+    with pytest.raises(errors.InputError, match="must be a regular|must have at most"):
+        loading._load_keras(file)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"input_shape": (100_000, 100_000, 1)},
+        {"num_classes": 10**12},
+        {"num_classes": -1},
+        {"input_shape": ("a", "b", "c")},
+        {"input_shape": ()},
+        {"variables": ()},
+    ],
+)
+def test_a_checkpoint_that_claims_another_model_takes_no_memory(finished_run, claim):
+    (*_, last) = sorted(finished_run.glob("checkpoints/step-*.npz"))
+    found = dataclasses.replace(loading.find(last, pytest.fail), **claim)
+    with pytest.raises(errors.InputError, match="does not fit the model|too small"):
+        loading.build(found)
 
 
 @pytest.mark.parametrize("name", ["nothing/there", "a_file.npz"])

@@ -1,6 +1,7 @@
 """The loop, with a counter in place of a device."""
 
 import contextlib
+import functools
 import math
 
 import pytest
@@ -28,10 +29,11 @@ class Counter:
             totals.loss_sum + 0.5 * taken,
             totals.num_correct + 2 * taken,
             totals.num_steps + taken,
+            totals.num_skipped + taken // 2,
         )
 
 
-ZERO = step_loop.StepTotals(0.0, 0, 0)
+ZERO = step_loop.StepTotals(0.0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,7 @@ def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
     assert reached.num_steps == 8
     assert reached.totals == metrics.Totals(4.0, 16, 7 * 16 + 5)
     assert reached.seconds == pytest.approx(0.8)
+    assert reached.num_skipped == 1 + 1 + 0 + 0  # as Counter says of its calls
     assert [n for n, _ in seen] == [48, 96, 112, 117]
     assert [s for _, s in seen] == pytest.approx([0.3, 0.6, 0.7, 0.8])
 
@@ -87,7 +90,7 @@ def test_a_pass_goes_on_where_it_stood():
         full.calls, last.calls, full.now, last.now = [], [], 100.0, 0.0
         reached = loop.run_pass(
             both,
-            step_loop.StepTotals(0.5 * num_steps, 2 * num_steps, num_steps),
+            step_loop.StepTotals(0.5 * num_steps, 2 * num_steps, num_steps, 0),
             start=start,
             clock=lambda: full.now + last.now,
         )
@@ -105,17 +108,48 @@ def test_a_step_that_is_not_taken_ends_the_pass(good_steps):
     assert len(full.calls) == good_steps // 2 + 1
 
 
-def test_every_call_is_guarded_for_its_steps():
-    guarded = []
+def test_every_call_is_guarded():
+    seen, full = [], Counter()
 
     @contextlib.contextmanager
-    def guard(num_steps):
-        guarded.append(num_steps)
+    def note(name, segment):
+        seen.append((name, segment, sum(full.calls)))
         yield
+        seen.append((f"end of {name}", sum(full.calls)))
 
-    parts = [segments.Segment(7, 1, Counter(), None)]
-    loop.run_pass(parts, ZERO, steps_per_loop=3, guard=guard)
-    assert guarded == [3, 3, 1]
+    part = segments.Segment(4, 1, full, None)
+    guards = [functools.partial(note, "a"), functools.partial(note, "b")]
+    loop.run_pass([part], ZERO, steps_per_loop=3, guards=guards)
+    assert seen == [
+        ("a", part, 0), ("b", part, 0), ("end of b", 3), ("end of a", 3),
+        ("a", part, 3), ("b", part, 3), ("end of b", 4), ("end of a", 4),
+    ]  # fmt: skip
+
+
+def test_a_call_that_was_stopped_counts_the_steps_that_it_took():
+    full, seen = Counter(good_steps=5), []
+
+    def end(reached):
+        seen.append((reached.num_steps, reached.totals))
+        raise EOFError
+
+    part = segments.Segment(9, 2, full, None)
+    with pytest.raises(EOFError):
+        loop.run_pass(
+            [part],
+            ZERO,
+            steps_per_loop=9,
+            on_call=end,
+            is_asked_to_stop=lambda: True,
+        )
+    assert seen == [(5, metrics.Totals(2.5, 10, 10))]
+
+
+def test_a_step_that_is_not_taken_is_no_answer_to_a_request_to_stop():
+    """Such a call takes a step at least. Without this the pass would never end."""
+    part = segments.Segment(9, 2, Counter(good_steps=0), None)
+    with pytest.raises(loop.NotFiniteError):
+        loop.run_pass([part], ZERO, is_asked_to_stop=lambda: True)
 
 
 def test_tracing_takes_no_step():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tfmirror import errors, models
+from tfmirror.models import variable_shapes
 
 
 def test_the_cnn_has_the_chapters_parameters():
@@ -105,7 +106,34 @@ def test_the_cnn_takes_other_images_and_refuses_too_small_ones():
 
 
 def test_unknown_names_are_refused_with_the_known_ones():
-    with pytest.raises(errors.InputError, match="model must be one of cnn, .* 'vgg'"):
-        models.build("vgg", (28, 28, 1), 10)
+    with pytest.raises(errors.InputError, match="model must be one of cnn, .* 'typo'"):
+        models.build("typo", (28, 28, 1), 10)
     with pytest.raises(errors.InputError, match="init must be one of .*he.* 'zeros'"):
         models.build("cnn", (28, 28, 1), 10, init="zeros")
+
+
+@pytest.mark.parametrize("name", models.BUILDERS)
+def test_shapes_of_variables_are_known_without_the_variables(name):
+    def build():
+        return models.build(name, (28, 28, 1), 10)
+
+    found = variable_shapes.variable_shapes(build)
+    assert found == [tuple(variable.shape) for variable in build().variables]
+
+
+def test_shapes_of_variables_take_no_memory():
+    """The kernel would take 640 GB."""
+
+    def build():
+        return models.build("cnn", (20_000, 20_000, 1), 10)
+
+    assert (1_248_500_450, 128) in variable_shapes.variable_shapes(build)
+
+
+def test_an_error_while_shapes_are_found_is_passed_on():
+    def build():
+        raise KeyError("as it was")
+
+    with pytest.raises(KeyError, match="as it was"):
+        variable_shapes.variable_shapes(build)
+    assert keras.Variable(3.0).numpy() == 3.0  # the scope has ended

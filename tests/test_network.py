@@ -41,13 +41,16 @@ report.main(report.ReportConfig(run_dirs=(folder,), html_file=folder + "/report.
 """
 
 
+HANGS = 600  # seconds after which a test fails instead of waiting for ever
+
+
 def run(program, *arguments):
     """Runs a program that may not open a socket; returns the finished process."""
     return subprocess.run(
         [sys.executable, "-c", FORBIDDING + program + SEEN, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS,
     )
 
 

@@ -13,7 +13,15 @@ from helpers import (
     replica_copies,
 )
 
-from tfmirror.parallel import microbatches, optimizers, segments, step, step_loop
+from tfmirror.diagnostics import non_finite
+from tfmirror.parallel import (
+    gradients,
+    microbatches,
+    optimizers,
+    segments,
+    step,
+    step_loop,
+)
 
 EXAMPLES = make_examples(12, shape=(4, 4, 1))
 ALL_SHARES = [
@@ -97,16 +105,25 @@ def test_adams_first_step_is_close_to_the_sign_of_the_gradient(shares, name):
 
 @pytest.mark.parametrize("shares", [(1,), (5, 3)])
 def test_ema_follows_the_weights_and_becomes_them_at_the_end(shares):
+    """After t steps its decay is min(0.75, (1 + t) / (10 + t)): 2/11, then 3/12."""
     weights, model, optimizer = take_steps(shares, 2, learning_rate=0.5, ema_decay=0.75)
     average = weights
-    for _ in range(2):
+    for decay in (2 / 11, 3 / 12):
         weights = weights - 0.5 * mean_gradient(weights)
-        average = 0.75 * average + 0.25 * weights
+        average = decay * average + (1 - decay) * weights
     np.testing.assert_allclose(model.get_weights()[0], weights, rtol=1e-5, atol=1e-7)
     (variable,) = optimizer.evaluated_variables
     np.testing.assert_allclose(variable.numpy(), average, rtol=1e-5, atol=1e-7)
     optimizer.finish()
     np.testing.assert_array_equal(model.get_weights()[0], variable.numpy())
+
+
+def test_the_decay_of_the_average_rises_to_the_one_asked_for():
+    steps = np.array([1, 2, 8, 80, 81, 1000])
+    got = [float(optimizers.averaging_decay(0.9, int(step))) for step in steps]
+    expected = [2 / 11, 3 / 12, 9 / 18, 81 / 90, 0.9, 0.9]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert float(optimizers.averaging_decay(0.1, 1)) == np.float32(0.1)
 
 
 def test_without_ema_the_weights_themselves_are_evaluated():
@@ -219,3 +236,122 @@ def test_an_overflow_in_one_microbatch_skips_the_step_everywhere(shares, monkeyp
     for variable in variables:
         copies = replica_copies(strategy, variable)
         assert np.isfinite(copies).all() and (copies == copies[0]).all(), variable.path
+
+
+def scale_sequence(overflows, scale, to_grow, largest):
+    """Returns (scale, steps skipped) after each step, as dynamic scaling is defined."""
+    good, skipped, found = 0, 0, []
+    for is_overflow in overflows:
+        if is_overflow:
+            scale, good, skipped = max(scale / 2, 1.0), 0, skipped + 1
+        elif (good := good + 1) >= to_grow:
+            scale, good = min(2 * scale, largest), 0
+        found.append((scale, skipped))
+    return found
+
+
+def poisoned_segment(shares, overflows):
+    """Returns (strategy, segment, model, optimizer, examples, plan), batches of 8.
+
+    A batch whose flag is set has an infinite gradient in its third microbatch of four.
+    The learning rate is so small that the model stays as it is.
+    """
+    strategy = make_strategy(len(shares))
+    model = build_poisoned(strategy)
+    model.layers[0].set_weights([np.array([[[[1, 1]]]], np.float32), np.zeros(2)])
+    optimizer = build_optimizer(strategy, model, 1e-30, scales_loss=True)
+    examples = make_examples(8 * len(overflows), shape=(4, 4, 1))
+    np.minimum(examples.images, 254, out=examples.images)
+    for k, is_overflow in enumerate(overflows):
+        if is_overflow:
+            examples.images[8 * k + 5, 0, 0] = 255
+    (plan,) = microbatches.plan_epoch(len(examples), 8, shares, in_fixed_tree=True)
+    (segment,) = segments.make_segments(
+        strategy,
+        examples,
+        [plan],
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
+    )
+    return strategy, segment, model, optimizer, examples, plan
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("shares", [(4,), (2, 1, 1)])
+def test_the_loss_scale_follows_its_definition_and_skips_are_counted(
+    shares, monkeypatch
+):
+    monkeypatch.setattr(optimizers, "INITIAL_LOSS_SCALE", 8.0)
+    monkeypatch.setattr(optimizers, "LARGEST_LOSS_SCALE", 16.0)
+    monkeypatch.setattr(optimizers, "STEPS_TO_GROW_LOSS_SCALE", 3)
+    overflows = [0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1]
+    _, segment, _, optimizer, _, _ = poisoned_segment(shares, overflows)
+    totals, found = step_loop.zero_totals(), []
+    for _ in overflows:
+        totals = segment.run(1, totals)
+        scale = float(optimizer.loss_scaler.scale.numpy())
+        found.append((scale, int(totals.num_skipped)))
+    assert found == scale_sequence(overflows, 8.0, 3, 16.0)
+    assert int(totals.num_steps) == len(overflows)
+    assert optimizer.keras_optimizer.iterations.numpy() == overflows.count(0)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("shares", [(4,), (2, 1, 1)])
+def test_a_gradient_that_is_never_finite_stops_at_a_scale_of_1(shares, monkeypatch):
+    """From 8 three steps are skipped, at 4, 2 and 1 left; the fourth is not taken."""
+    monkeypatch.setattr(optimizers, "INITIAL_LOSS_SCALE", 8.0)
+    made = poisoned_segment(shares, [1] * 6)
+    strategy, segment, model, optimizer, examples, plan = made
+    before = model.get_weights()
+    totals = segment.run(6, step_loop.zero_totals())
+    assert (int(totals.num_steps), int(totals.num_skipped)) == (3, 3)
+    assert optimizer.loss_scaler.scale.numpy() == 1
+    for value, expected in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
+    find = non_finite.make_finder(strategy, model, optimizer, plan)
+    (finding,) = find(examples.images[24:32], examples.labels[24:32])
+    assert (finding.replica_id, finding.microbatch) == (0 if shares == (4,) else 1, 2)
+    assert finding.is_loss_finite and finding.variables[0].endswith("first/kernel")
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("num_examples", [8, 4096])
+def test_the_size_of_a_microbatch_does_not_overflow_float16(num_examples):
+    strategy = make_strategy(2)
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = build_linear(strategy)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    optimizer = build_optimizer(strategy, model, 0.5, scales_loss=True)
+    (weights,) = model.get_weights()
+    examples = make_examples(num_examples, shape=(4, 4, 1))
+    np.copyto(examples.labels, 3)  # gradients of one sign, which add up
+    (plan,) = microbatches.plan_epoch(num_examples, num_examples, (1, 1))
+    (segment,) = segments.make_segments(
+        strategy,
+        examples,
+        [plan],
+        lambda plan: step.make_train_steps(strategy, model, optimizer, plan),
+    )
+    totals = segment.run(1, step_loop.zero_totals())
+    assert int(totals.num_skipped) == 0
+    _, _, gradient = linear_reference(weights, examples)
+    np.testing.assert_allclose(
+        model.get_weights()[0], weights - 0.5 * gradient / num_examples, atol=2e-3
+    )
+
+
+def test_scaling_by_the_size_of_a_microbatch_changes_no_bit():
+    """In float32, whose exponents have room; 12 examples are divided by 16."""
+    model = build_linear(make_strategy(1))
+    weights = [tf.convert_to_tensor(w) for w in model.get_weights()]
+    plain, scaled = (
+        gradients.microbatch_gradients(
+            model, weights, [], tf.constant(EXAMPLES.images), EXAMPLES.labels,
+            scales_loss=scales_loss,
+        )
+        for scales_loss in (False, True)
+    )  # fmt: skip
+    np.testing.assert_array_equal(plain.gradients[0], scaled.gradients[0])
+    assert [gradients.power_of_two(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 
 import keras
 import numpy as np
@@ -97,3 +99,19 @@ def test_wrong_input_is_one_line(finished_run, files, capsys, argv, says):
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1 and says in err
     assert sorted(finished_run.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("table", ["csv", "json"])
+def test_a_file_name_that_is_not_utf8_is_written_as_it_is(
+    finished_run, files, tmp_path, capsys, table
+):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    shutil.copy(files[0], name)
+    written = tmp_path / "table"
+    argv = [f"--format={table}", f"--output_file={written}"]
+    code, out, _ = call(capsys, finished_run, name, *argv)
+    assert (code, out) == (0, "")
+    if table == "csv":
+        assert written.read_bytes().splitlines()[1].startswith(os.fsencode(name))
+    else:
+        assert json.loads(written.read_text())[0]["file"] == name

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfmirror import command, errors, metrics, report
-from tfmirror.reporting import comparison, page, plots
+from tfmirror.reporting import comparison, history, page, plots
 from tfmirror.rundir import reader
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -161,6 +161,53 @@ def test_a_heat_map_shows_its_numbers_and_leaves_gaps():
     assert plots.to_png(drawn).startswith(PNG)
 
 
+ON_CPU = {
+    "time": "2030-01-02T12:00:00Z", "step": 0, "host": "first", "gpus": [],
+    "devices": ["CPU:0", "CPU:1"], "stand_in_devices": True, "cpu_model": "Big CPU",
+    "nvidia_driver": "", "cuda": "", "cudnn": "", "tensorflow": "2.21.0",
+}  # fmt: skip
+ON_GPU = ON_CPU | {
+    "time": "2030-01-03T12:00:00Z", "step": 14, "host": "second", "stand_in_devices":
+    False, "devices": ["GPU:0", "GPU:1"], "gpus": ["NVIDIA H200", "NVIDIA H200"],
+    "nvidia_driver": "550.54.15", "cuda": "12.5.1", "cudnn": "9",
+}  # fmt: skip
+
+
+def test_the_history_of_a_run_on_two_machines_is_shown(tmp_path, capsys):
+    folder = tmp_path / "a"
+    given = [write_run(folder), write_run(tmp_path / "b")]
+    (folder / "environment.json").write_text(json.dumps({"starts": [ON_CPU, ON_GPU]}))
+    first, second = history.history([reader.read(path) for path in given])
+    assert (first.run_name, first.step, first.host) == ("a", "0", "first")
+    assert (first.devices, first.cuda) == ("2 logical CPU devices", "")
+    assert (second.step, second.devices) == ("14", "2 x NVIDIA H200")
+    assert (second.driver, second.cuda) == ("550.54.15", "12.5.1 / 9")
+    target = tmp_path / "report.html"
+    assert call(*given, f"--html_file={target}") == 0
+    html = target.read_text()
+    assert all(text in html for text in ("second", "2 x NVIDIA H200", "550.54.15"))
+    assert "1 a: 1 replica, 2 epochs, 2 starts, " in capsys.readouterr().out
+
+
+def test_a_run_from_before_each_start_was_written_has_one(tmp_path):
+    folder = tmp_path / "a"
+    write_run(folder)
+    old = {"tensorflow": "2.20.0", "cpu_model": "Old", "devices": ["GPU:0"]}
+    (folder / "environment.json").write_text(json.dumps(old))
+    (start,) = history.history([reader.read(folder)])
+    assert (start.tensorflow, start.processor, start.time) == ("2.20.0", "Old", "")
+    assert start.devices == "GPU:0"
+
+
+@pytest.mark.parametrize("name", ["summary.json", "environment.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", bytes(9)])
+def test_a_damaged_file_that_can_be_done_without_is_a_warning(tmp_path, name, content):
+    folder, said = damage(tmp_path / "a", name, content), []
+    run = reader.read(folder, said.append)
+    assert len(said) == 1 and f"{name} is damaged (" in said[0]
+    assert run.is_finished == (name != "summary.json") and run.starts == ()
+
+
 def test_the_command_writes_page_and_picture(tmp_path, capsys):
     given = [write_run(tmp_path / "a b"), write_run(tmp_path / "c", gpus=2)]
     target = tmp_path / "my report.html"
@@ -187,7 +234,6 @@ def damage(folder, name, content):
         (lambda p: damage(p / "a", "config.json", b"{"), "config.json is damaged"),
         (lambda p: damage(p / "a", "config.json", b"[1]"), "a JSON object is expected"),
         (lambda p: damage(p / "a", "config.json", b"{}"), "no setting 'model'"),
-        (lambda p: damage(p / "a", "summary.json", b"\xff"), "summary.json is damaged"),
         (lambda p: damage(p / "a", "metrics.jsonl", b"1\n"), "metrics.jsonl is damag"),
         (lambda p: damage(p / "a", "metrics.jsonl", b"{}\n"), "no 'train/loss' in a"),
     ],

@@ -6,20 +6,23 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfmirror import config, errors, hardware
-from tfmirror.data import datasets
+from tfmirror.data import datasets, pipeline
+from tfmirror.parallel import devices
+from tfmirror.reporting import plots
 from tfmirror.rundir import environment
-from tfmirror.training import progress, run
+from tfmirror.training import progress, run, terminal
 
 SUMMARY_KEYS = (
     "model dataset num_train_examples num_eval_examples num_replicas num_workers "
     "devices stand_in_devices global_batch_size num_microbatches precision seed "
-    "trace_seconds epochs final_eval_accuracy weights_sha256"
+    "trace_seconds epochs skipped_steps final_eval_accuracy weights_sha256"
 ).split()
 EPOCH_KEYS = (
     "epoch train_loss train_accuracy eval_loss eval_accuracy train_seconds "
-    "eval_seconds images_per_second"
+    "eval_seconds images_per_second learning_rate skipped_steps"
 ).split()
 
 SHORT = config.TrainConfig(
@@ -65,6 +68,9 @@ def test_the_summary_says_what_was_done(finished):
         assert record["eval_accuracy"] * 75 == pytest.approx(
             round(record["eval_accuracy"] * 75), abs=1e-9
         )
+    assert [r["learning_rate"] for r in summary["epochs"]] == pytest.approx([0.3] * 2)
+    assert [r["skipped_steps"] for r in summary["epochs"]] == [0, 0]
+    assert summary["skipped_steps"] == 0
     assert summary["final_eval_accuracy"] == summary["epochs"][-1]["eval_accuracy"]
 
 
@@ -72,6 +78,7 @@ def test_the_summary_says_what_was_done(finished):
 def test_config_json_has_every_setting_resolved(finished):
     folder, _ = finished
     written = json.loads((folder / "config.json").read_text())
+    assert written.pop("order_version") == pipeline.ORDER_VERSION
     assert list(written) == [f.name for f in dataclasses.fields(config.TrainConfig)]
     assert None not in written.values()
     assert (written["gpus"], written["learning_rate"]) == (2, 0.3)
@@ -87,6 +94,7 @@ def test_plain_keras_opens_the_model_and_gets_the_last_accuracy(finished):
     assert accuracy == pytest.approx(summary["final_eval_accuracy"], abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.training
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(finished, tmp_path):
     _, summary = finished
@@ -116,13 +124,69 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path):
 
 
 def test_the_environment_is_plain_values():
-    from tfmirror.parallel import devices
-
     described = environment.describe(devices.set_up(2, "cpu"))
     assert json.loads(json.dumps(described)) == described
     assert described["devices"] == ["CPU:0", "CPU:1"]
     for key in ("tensorflow", "keras", "num_cpus", "intra_op_threads", "cpu_flags"):
         assert key in described
+
+
+def test_gpus_their_driver_and_cuda_are_described(monkeypatch, tmp_path):
+    driver = tmp_path / "version"
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue")
+    monkeypatch.setattr(hardware, "NVIDIA_DRIVER", driver)
+    gpus = ["A100", "A100", "H200"]  # as TensorFlow lists them
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_device_details",
+        lambda device: {"device_name": f"NVIDIA {device}"},
+    )
+    build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
+    used = devices.Devices(("GPU:1", "GPU:2"), are_stand_ins=False)
+    assert environment.describe_gpus(used) == {
+        "gpus": ["NVIDIA A100", "NVIDIA H200"], "nvidia_driver": "550.54.15",
+        "cuda": "12.5.1", "cudnn": "9",
+    }  # fmt: skip
+    stand_ins = devices.Devices(("CPU:0",), are_stand_ins=True)
+    assert environment.describe_gpus(stand_ins) == {
+        "gpus": [], "nvidia_driver": "", "cuda": "", "cudnn": ""
+    }  # fmt: skip
+
+
+@pytest.mark.training
+def test_a_picture_that_can_not_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
+    def fail(runs):
+        raise RuntimeError("no font\nfound")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plots, "draw_curves", fail)
+        summary = train(tmp_path, epochs=1)
+    assert (
+        f"warning: the curves are not drawn (no font found); to draw them later: "
+        f"python -m tfmirror.report '{tmp_path}'\n" in capsys.readouterr().out
+    )
+    assert json.loads((tmp_path / "summary.json").read_text())["epochs"]
+    assert not (tmp_path / "plots" / "curves.png").exists()
+    assert train(tmp_path, epochs=1, resume="auto") == summary
+
+
+@pytest.mark.training
+def test_the_settings_are_there_before_anything_is_printed(tmp_path, monkeypatch):
+    """A reader that has left, as in `train | head -1`, leaves a run to resume."""
+    folder, there = tmp_path / "run", []
+
+    def leave(self, text):
+        there.extend(path.name for path in folder.iterdir())
+        raise BrokenPipeError
+
+    monkeypatch.setattr(terminal.Terminal, "print_line", leave)
+    with pytest.raises(BrokenPipeError):
+        train(folder, epochs=1, resume="auto")
+    assert {"config.json", "environment.json"} <= set(there)
+    monkeypatch.undo()
+    assert train(folder, epochs=1, resume="auto")["epochs"][-1]["epoch"] == 1
 
 
 @pytest.mark.parametrize(
@@ -147,3 +211,11 @@ def test_the_chapters_run_on_two_replicas_learns(request, tmp_path, name):
     )
     accuracy = run.train(settings)["final_eval_accuracy"]
     assert accuracy > {"mnist": 0.965, "fashion_mnist": 0.75}[name]
+
+
+@pytest.mark.parametrize(("skipped", "is_warned"), [(0, False), (4, False), (5, True)])
+def test_more_than_half_of_an_epoch_skipped_is_a_warning(skipped, is_warned):
+    record = {"epoch": 3, "skipped_steps": skipped}
+    lines = progress.skip_warnings(record, steps_per_epoch=8)
+    assert len(lines) == is_warned
+    assert all(line.startswith("warning: 5 of 8 steps of epoch 3") for line in lines)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from tfmirror import config
 from tfmirror.training import schedules
 
 
@@ -41,3 +42,23 @@ def test_one_cycle_starts_at_a_25th_peaks_at_30_percent_and_ends_near_zero():
     assert max(found) == found[30] == pytest.approx(0.5)
     assert found[65] == pytest.approx(0.25, rel=1e-3)
     assert found[100] == pytest.approx(0.5 * 4e-6, rel=1e-2)
+
+
+def resolved(**settings):
+    given = config.TrainConfig(learning_rate=0.5, **settings)
+    return config.resolve(given, num_replicas=1)
+
+
+def test_a_schedule_stretched_by_more_epochs_says_the_rate_before_and_after():
+    """At the end of 10 epochs the cosine is 0; half way through 20 it is 0.25."""
+    (line,) = schedules.changes(10, resolved(schedule="cosine", epochs=20), 7, 70)
+    assert line == (
+        "the cosine schedule now spans 20 epochs instead of 10: after step 70 the "
+        "learning rate was 0, now 0.25"
+    )
+
+
+def test_a_schedule_that_is_not_stretched_says_nothing():
+    same = resolved(schedule="cosine", epochs=20)
+    assert schedules.changes(20, same, 7, 70) == []
+    assert schedules.changes(10, resolved(epochs=20), 7, 70) == []

@@ -249,7 +249,7 @@ def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing
     for num_steps in (1, 0, 2, 7):
         full.run(num_steps, step_loop.zero_totals())
     last.run(1, step_loop.zero_totals())
-    assert [steps.experimental_get_tracing_count() for steps in made] == [1, 1]
+    assert [steps.compiled.experimental_get_tracing_count() for steps in made] == [1, 1]
     assert optimizer.keras_optimizer.iterations.numpy() == 11
 
 

@@ -13,6 +13,8 @@ from helpers import build_linear, make_examples, make_strategy
 
 from tfmirror.parallel import reduction
 
+HANGS = 600  # seconds after which a test fails instead of waiting for ever
+
 
 def rounding_sums(seen):
     """Returns a function of a microbatch whose sums round, and that notes its sizes."""
@@ -73,7 +75,8 @@ def test_so_many_microbatches_are_computed_at_a_time():
         "import test_subtrees\n"
         "from tfmirror.parallel import runtime\n"
         "runtime.set_threads(1, 8)\n"
-        "print([test_subtrees.most_at_a_time(n) for n in (1, 2, 3, 4, 99)])\n"
+        "for n, expected in {1: 1, 2: 2, 3: 2, 4: 4, 99: 8}.items():\n"
+        "    print(n, test_subtrees.most_at_a_time(n, expected))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -82,18 +85,27 @@ def test_so_many_microbatches_are_computed_at_a_time():
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert done.stdout == "[1, 2, 2, 4, 8]\n"
+    assert done.stdout == "1 1\n2 2\n3 2\n4 4\n99 8\n"
 
 
-def most_at_a_time(max_concurrent):
-    """Returns how many of eight microbatches were computed at a time, at most."""
+def most_at_a_time(max_concurrent, expected):
+    """Returns how many of eight microbatches were computed at a time, at most.
+
+    Args:
+      expected: how many are expected: none ends before so many run at the same time,
+        however slow the machine is.
+    """
     running, lock, counts = set(), threading.Lock(), []
+    are_enough = threading.Event()
 
     def wait(draw):
         with lock:
             running.add(int(draw))
             counts.append(len(running))
-        time.sleep(0.2)  # for the others to begin, if they may
+            if len(running) >= expected:
+                are_enough.set()
+        assert are_enough.wait(HANGS), f"only {max(counts)} at a time"
+        time.sleep(0.2)  # for one more to begin, if it may: never a reason to fail
         with lock:
             running.discard(int(draw))
         return np.float32(0)

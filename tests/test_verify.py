@@ -151,7 +151,7 @@ def test_a_copy_of_another_sign_of_zero_is_no_equal_copy():
 
 @pytest.mark.parametrize(
     "argv",
-    [["--gpus=1"], ["--gpus=9"], ["--model=vgg"], ["--json_file=/no/such/x.json"]]
+    [["--gpus=1"], ["--gpus=9"], ["--model=typo"], ["--json_file=/no/such/x.json"]]
     + [["--json_file=."]],
 )
 def test_wrong_flags_are_one_line(capsys, argv):

@@ -12,16 +12,18 @@ line of the output is one JSON object.
 import dataclasses
 import json
 import math
+import re
 import typing
 from collections.abc import Iterable, Sequence
 
-from tfmirror import command, errors, hardware
+from tfmirror import command, errors, hardware, process_environment
 from tfmirror.benchmarking.workload import PEERS
 from tfmirror.recipes import RECIPES
-from tfmirror.settings import check_fields, setting, setting_of
+from tfmirror.settings import LARGEST_INT, check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
 GROUP = "Benchmark"
+MOST_REPLICAS = 256  # as the setting gpus of a training run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +122,9 @@ def check(settings: BenchmarkConfig) -> None:
     check_fields(settings)
     for name in ("gpus", "global_batch_size", "per_replica_batch_size", "predict"):
         for value in errors.split_names(getattr(settings, name)):
-            is_met = value.isdecimal() and int(value) >= 1
-            expected = "comma-separated whole numbers of at least 1"
+            most = MOST_REPLICAS if name == "gpus" else LARGEST_INT
+            is_met = re.fullmatch(r"\d{1,10}", value) and 1 <= int(value) <= most
+            expected = f"comma-separated whole numbers from 1 to {most}"
             errors.require(is_met, name, value, expected)
     for name in ("model", "gpus", "precision"):
         errors.require(getattr(settings, name), name, "", "a list of at least one")
@@ -188,6 +191,8 @@ def main(settings: BenchmarkConfig) -> None:
 
 def check_machine(settings: BenchmarkConfig) -> None:
     """Raises InputError if this machine can't do what is asked for."""
+    process_environment.check_keras()
+    process_environment.check_tf_config()
     most = max(map(int, errors.split_names(settings.gpus)))
     if settings.cores == "one_each" and most > hardware.num_cores():
         raise errors.InputError(

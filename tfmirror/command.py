@@ -4,19 +4,22 @@
         command.run(main, config.TrainConfig, __doc__, check=config.check)
 
 Exit codes: 0 done; 1 unexpected error, with its traceback; 2 wrong flag or input, one
-line; 3 training stopped; 4 a verified claim does not hold; 130 interrupted; 141 the
-reader of the output closed it.
+line; 3 training stopped; 4 a verified claim does not hold; 130 interrupted, one line;
+141 the reader of the output closed it.
 """
 
 import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 import tempfile
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
-from tfmirror import errors, flags
+from tfmirror import errors, flags, process_environment
+from tfmirror.training import interruption
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,8 +56,11 @@ def run(
       presets: settings to start from by name; None: the command has no flag preset.
       needs_tensorflow: whether `main` imports TensorFlow.
     """
-    try:
-        code = run_and_return_exit_code(
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
+        sys.stdout.reconfigure(errors="surrogateescape")
+
+    def call() -> int:
+        return run_and_return_exit_code(
             main,
             settings_class,
             synopsis,
@@ -63,11 +69,49 @@ def run(
             presets=presets,
             prepare=import_tensorflow_quietly if needs_tensorflow else None,
         )
-        sys.stdout.flush()
+
+    try:
+        code = _interruptible(call)
+        with _unless_terminal_is_closed(sys.stdout):
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as head, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere(sys.stdout)
         code = EXIT_BROKEN_PIPE
     sys.exit(code)
+
+
+def _interruptible(call: Callable[[], int]) -> int:
+    """Returns the exit code that `call` returns, or that of a signal to end."""
+    with interruption.Watch(raises=True) as watch:
+        try:
+            return call()
+        except Exception:
+            # Code in C may turn the signal's exception into another one.
+            if not watch.is_asked:
+                raise
+            print_error("interrupted")
+        except KeyboardInterrupt as error:
+            print_error(str(error) or "interrupted")
+    return EXIT_INTERRUPTED
+
+
+def _write_nowhere(output: typing.TextIO) -> None:
+    """Lets what is yet to be written to an output vanish.
+
+    The end of Python would try to write it once more.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+
+
+@contextlib.contextmanager
+def _unless_terminal_is_closed(output: typing.TextIO) -> Iterator[None]:
+    """Passes over the failure to write to a terminal that is closed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        _write_nowhere(output)
 
 
 def run_and_return_exit_code(
@@ -119,7 +163,9 @@ def run_and_return_exit_code(
 def print_error(error: BaseException | str) -> None:
     """Prints an error as one line on standard error."""
     text = " ".join(str(error).split())
-    print(f"error: {text}", file=sys.stderr, flush=True)
+    text = text.encode("utf-8", "backslashreplace").decode()  # names may not be UTF-8
+    with _unless_terminal_is_closed(sys.stderr):
+        print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
@@ -138,7 +184,11 @@ def import_tensorflow_quietly() -> None:
     TensorFlow 2.21 writes some of them to file descriptor 2 before it reads its log
     level. So the descriptor points to a file during the import; if the import fails,
     the content of the file is printed.
+
+    Raises:
+      InputError: the user's settings of Keras don't let it run on TensorFlow.
     """
+    process_environment.check_keras()
     if LOG_LEVEL in os.environ:
         return
     os.environ[LOG_LEVEL] = "3"
@@ -148,7 +198,7 @@ def import_tensorflow_quietly() -> None:
                 tensorflow = importlib.import_module("tensorflow")
             # Its Python warnings, such as on retracing, are for authors of graphs.
             tensorflow.get_logger().setLevel("ERROR")
-        except BaseException:
+        except Exception:  # not an interruption
             captured.seek(0)
             sys.stderr.write(captured.read().decode(errors="replace"))
             raise

@@ -21,8 +21,17 @@ from tfmirror.recipes import (
     LR_SCALINGS,
     RECIPES,
 )
-from tfmirror.settings import check_fields, names_with
+from tfmirror.settings import (
+    LARGEST_FLOAT,
+    SMALLEST_FLOAT,
+    check_fields,
+    names_with,
+)
 from tfmirror.train_config import Interval, TrainConfig
+
+LARGEST_BELOW_1 = 1 - 2**-24  # in float32, in which weights and slots are kept
+BYTES_OF_FLOAT32 = 4
+MOST_MICROBATCHES = 2**16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,13 +95,14 @@ class ResolvedConfig(TrainConfig):
 
 def check(settings: TrainConfig) -> None:
     """Raises InputError at the first setting that is wrong on any machine."""
+    check_fields(settings)
     if None not in (settings.global_batch_size, settings.per_replica_batch_size):
         raise errors.InputError(
             "global_batch_size and per_replica_batch_size can't be combined: got "
             f"{settings.global_batch_size} and {settings.per_replica_batch_size}; "
             "remove one"
         )
-    check_fields(settings)
+    errors.require_utf8("workdir", settings.workdir)
     check_seed(settings.seed)
     _check_batches(settings)
     _check_optimizer(settings)
@@ -109,6 +119,9 @@ def check(settings: TrainConfig) -> None:
 
 def _check_batches(settings: TrainConfig) -> None:
     """Raises InputError if microbatches are combined with what excludes them."""
+    pack_mb = settings.pack_mb
+    is_met = not pack_mb or pack_mb * 2**20 >= BYTES_OF_FLOAT32
+    errors.require(is_met, "pack_mb", pack_mb, "0, or enough for one float32 (4e-06)")
     if not num_fixed_microbatches(settings):
         return
     if settings.batch_norm == "sync":
@@ -131,7 +144,7 @@ def _check_optimizer(settings: TrainConfig) -> None:
     errors.require(is_met, "learning_rate", rate, "a finite number above 0")
     for name in ("momentum", "ema_decay"):
         value = getattr(settings, name)
-        errors.require(0 <= value < 1, name, value, "in [0, 1)")
+        errors.require(0 <= value <= LARGEST_BELOW_1, name, value, "in [0, 1)")
     if settings.momentum and settings.optimizer != "sgd":
         raise errors.InputError(
             f"momentum needs optimizer=sgd: got optimizer={settings.optimizer}; "
@@ -143,6 +156,14 @@ def _check_optimizer(settings: TrainConfig) -> None:
             f"for the first 30% of the steps: got {settings.warmup_epochs:g}; remove "
             "warmup_epochs"
         )
+    if settings.epochs is not None:
+        _check_warmup(settings.warmup_epochs, settings.epochs)
+
+
+def _check_warmup(warmup_epochs: float, epochs: int) -> None:
+    """Raises InputError if the warm-up would not end within the run."""
+    expected = f"at most epochs, {epochs}, so that the rate reaches learning_rate"
+    errors.require(warmup_epochs <= epochs, "warmup_epochs", warmup_epochs, expected)
 
 
 def check_device_settings(gpus: int, device_type: str) -> None:
@@ -172,10 +193,14 @@ def parse_counts(given: str | tuple[int, ...]) -> tuple[int, ...]:
     """
     text = ",".join(map(str, given)) if isinstance(given, tuple) else given
     parts = text.split(",") if text else []
-    is_met = all(part.strip().isdecimal() for part in parts)
+    is_met = all(re.fullmatch(r" *\d{1,9} *", part) for part in parts)
     counts = tuple(int(part) for part in parts) if is_met else ()
     expected = "comma-separated whole numbers, at least one above 0, such as 5,3"
     errors.require(any(counts) or not text, "microbatches_per_replica", text, expected)
+    total, most = sum(counts), MOST_MICROBATCHES
+    errors.require(
+        total <= most, "microbatches_per_replica", total, f"at most {most} in all"
+    )
     return counts
 
 
@@ -210,7 +235,8 @@ def resolve(settings: TrainConfig, num_replicas: int) -> ResolvedConfig:
       num_replicas: N, the number of devices chosen.
 
     Raises:
-      InputError: a global batch has fewer examples than replicas or microbatches.
+      InputError: a global batch has fewer examples than replicas or microbatches, the
+        warm-up is longer than the run, or the scaled learning rate is no float32.
     """
     recipe = RECIPES[settings.model]
     global_batch_size = settings.global_batch_size
@@ -240,7 +266,13 @@ def resolve(settings: TrainConfig, num_replicas: int) -> ResolvedConfig:
         "resume_override": parse_names(settings.resume_override),
         "texts": _texts(settings),
     }
-    return ResolvedConfig(**_values(settings) | decided)
+    resolved = ResolvedConfig(**_values(settings) | decided)
+    _check_warmup(resolved.warmup_epochs, resolved.epochs)
+    peak = resolved.peak_learning_rate
+    is_met = SMALLEST_FLOAT <= peak <= LARGEST_FLOAT
+    expected = "a float32 above 0 once lr_scaling has multiplied it"
+    errors.require(is_met, "learning_rate", peak, expected)
+    return resolved
 
 
 def _resolve_learning_rate(settings: TrainConfig) -> tuple[float, str]:

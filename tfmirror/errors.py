@@ -6,7 +6,10 @@ path = check_new_file("json_file", "~/verified.json")
 
 import os
 import pathlib
+import re
 from collections.abc import Iterable
+
+MOST_SHOWN = 200  # characters of a wrong value
 
 
 class InputError(ValueError):
@@ -32,7 +35,21 @@ class TrainingStoppedError(RuntimeError):
 def require(is_met: object, name: str, got: object, expected: str) -> None:
     """Raises InputError unless `is_met` is true: "NAME must be EXPECTED: got GOT"."""
     if not is_met:
-        raise InputError(f"{name} must be {expected}: got {got!r}")
+        raise InputError(f"{name} must be {expected}: got {shown(got)}")
+
+
+def shown(got: object) -> str:
+    """Returns a value for a message: its beginning if it is long."""
+    try:
+        text = repr(got)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def without_long_words(text: str) -> str:
+    """Returns a message with each word of hundreds of characters cut off."""
+    return re.sub(rf"(\S{{{MOST_SHOWN}}})\S+", r"\1...", text)
 
 
 def require_one_of(allowed: Iterable[str], name: str, got: str) -> None:
@@ -49,12 +66,21 @@ def expand_path(name: str, text: str | os.PathLike[str]) -> pathlib.Path:
       text: the path as it was given.
 
     Raises:
-      InputError: the text names an unknown user.
+      InputError: the text names an unknown user, or holds a zero byte.
     """
+    require("\0" not in str(text), name, text, "a path without zero bytes")
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:
         raise InputError(f"{name} names an unknown user: got {text!r}") from error
+
+
+def require_utf8(name: str, text: str) -> None:
+    """Raises InputError unless a path is UTF-8, as TensorFlow's writers need."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        require(False, name, text, "a path in UTF-8")
 
 
 def check_new_file(name: str, text: str) -> pathlib.Path:

@@ -40,6 +40,8 @@ def check(settings: ExportConfig) -> None:
     got = settings.arguments
     errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
     name = settings.keras_file
+    for of in ("keras_file", "saved_model"):
+        errors.require_utf8(of, getattr(settings, of))
     is_met = not name or name.endswith(".keras")
     errors.require(is_met, "keras_file", name, "a name that ends in .keras")
     if not (name or settings.saved_model):

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags
 
-from tfmirror import errors
+from tfmirror import errors, recipes
 from tfmirror.settings import arguments_field, describe, flag_fields, setting
 
 if typing.TYPE_CHECKING:
@@ -62,7 +62,8 @@ def parse(
     try:
         rest = values(["", *argv])[1:]
     except flags.Error as error:
-        raise errors.InputError(f"{error}; --help lists the flags") from error
+        text = errors.without_long_words(str(error))
+        raise errors.InputError(f"{text}; --help lists the flags") from error
     given = {f.name: values[f.name].value for f in fields if values[f.name].present}
     if arguments := arguments_field(settings_class):
         given[arguments.name] = tuple(rest)
@@ -70,7 +71,7 @@ def parse(
         raise errors.InputError(f"all arguments must be flags: got {rest[0]!r}")
     if presets and (name := given.pop("preset", "")):
         errors.require_one_of(presets, "preset", name)
-        given = dict(presets[name]) | given
+        given = recipes.with_preset(presets[name], given)
     return settings_class(**given)
 
 
@@ -85,7 +86,9 @@ def _preset_fields(presets: Presets | None) -> Sequence[Field]:
         return ()
     field = setting(
         "",
-        "settings to start from, which other flags override; empty: the model's recipe",
+        "settings to start from, which other flags override; another optimizer also "
+        "drops its learning_rate and momentum, and per_replica_batch_size its "
+        "global_batch_size; empty: the model's recipe",
         group="Model",
         choices=presets,
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
@@ -28,6 +29,21 @@ def has_nvidia_driver() -> bool:
     """Returns whether NVIDIA's driver is loaded and its GPUs are not hidden."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     return NVIDIA_DRIVER.exists() and not hidden
+
+
+def nvidia_driver_version() -> str:
+    """Returns the version of NVIDIA's driver; empty: there is none."""
+    return parse_driver(NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.exists() else "")
+
+
+def parse_driver(text: str) -> str:
+    """Returns the version in the text of /proc/driver/nvidia/version; empty: none.
+
+    Its first line is "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue
+    Mar 5 ...", or with "Open Kernel Module for x86_64" in it.
+    """
+    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def num_cores() -> int:

@@ -24,7 +24,11 @@ NAMES = {
     "train_seconds": "train/seconds",
     "eval_seconds": "eval/seconds",
     "images_per_second": "train/images_per_second",
+    "learning_rate": "train/learning_rate",
+    "skipped_steps": "train/skipped_steps",
 }
+# Keys that the records of earlier versions lack.
+ADDED = ("learning_rate", "skipped_steps")
 
 
 @dataclasses.dataclass(frozen=True)

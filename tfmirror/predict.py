@@ -3,8 +3,9 @@
 python -m tfmirror.predict runs/first shoe.png bag.png
 python -m tfmirror.predict runs/first t10k-images-idx3-ubyte.gz --format=json
 
-The first argument is a run directory or a checkpoint. The others are image files, of
-any format that Pillow reads, or IDX files of images.
+The first argument is a run directory or a checkpoint. The others are image files (BMP,
+JPEG, PNG, TIFF or WebP), which are turned as their EXIF orientation says, or IDX files
+of images.
 """
 
 import csv

@@ -7,7 +7,7 @@ config.TrainConfig(**PRESETS["accurate"], gpus=2)
 import dataclasses
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "cosine", "one_cycle")
@@ -70,6 +70,13 @@ DATASETS_TO_FLIP = frozenset({"fashion_mnist", "cifar10", "cifar100", "synthetic
 # Default dataset of inspect_replicas: the second chapter shows random images in [0, 1).
 INSPECTED_DATASETS = {"cnn": "digits", "resnet18": "random"}
 
+# What a preset's value is dropped for, beside its own flag: {given: its settings}. A
+# learning rate and a momentum are of one optimizer; only one batch size can be given.
+PRESET_SETTINGS_OF = {
+    "optimizer": ("learning_rate", "momentum"),
+    "per_replica_batch_size": ("global_batch_size",),
+}
+
 # Settings that replace defaults, by name; a flag on the command line overrides them.
 PRESETS: dict[str, dict[str, typing.Any]] = {
     "accurate": {
@@ -96,3 +103,23 @@ PRESETS: dict[str, dict[str, typing.Any]] = {
         "precision": "bfloat16",
     },
 }
+
+
+def with_preset(
+    preset: Mapping[str, typing.Any], given: Mapping[str, typing.Any]
+) -> dict[str, typing.Any]:
+    """Returns the settings of a preset and those that are given beside it, which win.
+
+    Another optimizer than the preset's also drops its learning rate and momentum, and
+    a per-replica batch size its global batch size: see PRESET_SETTINGS_OF.
+
+    Args:
+      preset: {setting: value}, one of PRESETS.
+      given: {setting: value}.
+    """
+    kept = dict(preset)
+    for name, dropped in PRESET_SETTINGS_OF.items():
+        usual = "sgd" if name == "optimizer" else None
+        if given.get(name, preset.get(name, usual)) != preset.get(name, usual):
+            kept = {k: v for k, v in kept.items() if k not in dropped}
+    return kept | dict(given)

@@ -46,7 +46,7 @@ def main(settings: ReportConfig) -> None:
     html_file = errors.expand_path("html_file", settings.html_file)
     is_met = html_file.parent.is_dir()
     errors.require(is_met, "html_file", str(html_file), "in an existing folder")
-    runs = [reader.read(path) for path in settings.run_dirs]
+    runs = [reader.read(path, command.print_to_stderr) for path in settings.run_dirs]
     picture = plots.to_png(plots.draw_curves(runs))
     try:
         files.write_bytes(html_file.with_suffix(".png"), picture)
@@ -64,6 +64,8 @@ def describe(row: "comparison.Row") -> str:
     """Returns one run of the comparison as a line."""
     replicas = metrics.replicas_text(row.run.num_replicas)
     parts = [f"{row.number} {row.run.name}: {replicas}, {row.state}"]
+    if len(row.run.starts) > 1:
+        parts.append(f"{len(row.run.starts)} starts")
     if row.images_per_second:
         parts.append(f"{row.images_per_second:,.0f} images/s")
         parts.append(f"speed-up {row.speed_up:.2f} over run {row.baseline}")

@@ -11,7 +11,6 @@
 """
 
 import dataclasses
-import math
 import typing
 from collections.abc import Iterable
 
@@ -19,6 +18,12 @@ from tfmirror import errors
 
 if typing.TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+# Weights and learning rates are float32, and counters int32: beyond these a value would
+# become infinite, 0 or negative on its way.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 3.4028234663852886e38
+SMALLEST_FLOAT = 1.1754943508222875e-38  # above 0, with all its digits
 
 OnResume = typing.Literal["same", "override", "free"]
 
@@ -32,6 +37,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     is_list: bool = False
     minimum: float | None = None
+    maximum: float | None = None
     zero_means: str = ""
     none_means: str = ""
     on_resume: OnResume = "same"
@@ -45,6 +51,7 @@ def setting(
     choices: Iterable[str] = (),
     is_list: bool = False,
     minimum: float | None = None,
+    maximum: float | None = None,
     zero_means: str = "",
     none_means: str = "",
     on_resume: OnResume = "same",
@@ -58,6 +65,7 @@ def setting(
       choices: the values allowed; none: not restricted.
       is_list: whether the value is a comma-separated text.
       minimum: smallest number allowed; None: not restricted here.
+      maximum: largest number allowed; None: the largest int32 or float32.
       zero_means: what 0 means, for --help and errors; sets `minimum` to 0.
       none_means: what a default of None means, for --help.
       on_resume: "same": a resumed run must have the same value. "override": it may
@@ -72,6 +80,7 @@ def setting(
         tuple(choices),
         is_list=is_list,
         minimum=minimum,
+        maximum=maximum,
         zero_means=zero_means,
         none_means=none_means,
         on_resume=on_resume,
@@ -137,7 +146,7 @@ def names_with(
 
 
 def check_fields(settings: "DataclassInstance") -> None:
-    """Checks every field of `settings` against its own choices and minimum.
+    """Checks every field of `settings` against its own type, choices and limits.
 
     A None is not checked: it means that the setting was not given.
 
@@ -148,20 +157,44 @@ def check_fields(settings: "DataclassInstance") -> None:
         value, described = getattr(settings, field.name), describe(field)
         if value is None:
             continue
+        types = _types(field)
+        expected = " or ".join(TYPE_NAMES.get(t, t.__name__) for t in types)
+        is_met = type(value) in types or (type(value) is int and float in types)
+        errors.require(is_met, field.name, value, expected)
         if described.choices:
             values = errors.split_names(value) if described.is_list else (value,)
             for one in values:
                 errors.require_one_of(described.choices, field.name, one)
-        if described.minimum is not None:
-            _check_number(field.name, value, described.minimum, described.zero_means)
+        if types[0] in (int, float):
+            _check_number(field.name, value, described, is_float=types[0] is float)
 
 
-def _check_number(name: str, value: float, minimum: float, zero_means: str) -> None:
-    """Raises InputError unless `value` is finite and at least `minimum`."""
-    expected = f"at least {minimum:g}"
-    if isinstance(value, float):
-        expected = f"a finite number of {expected}"
-    if zero_means:
-        expected += f" (0: {zero_means})"
-    is_met = math.isfinite(value) and value >= minimum
-    errors.require(is_met, name, value, expected)
+TYPE_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "a bool"}
+
+
+def _types(field: "dataclasses.Field[typing.Any]") -> tuple[type, ...]:
+    """Returns the types that a field's value may have, without None."""
+    parts = typing.get_args(field.type) or (field.type,)
+    types = (typing.get_origin(part) or part for part in parts)
+    return tuple(t for t in types if t is not type(None))
+
+
+def _check_number(
+    name: str, value: float, described: Setting, *, is_float: bool
+) -> None:
+    """Raises InputError unless `value` is finite and within the setting's limits."""
+    largest = described.maximum or (LARGEST_FLOAT if is_float else LARGEST_INT)
+    smallest = -largest if described.minimum is None else described.minimum
+    expected = [] if described.minimum is None else [f"at least {smallest:g}"]
+    if largest < value < float("inf"):
+        expected = [f"at most {largest:.8g}" if is_float else f"at most {largest:.0f}"]
+    text = " of ".join([f"a {'finite' if is_float else 'whole'} number", *expected])
+    if not is_float and expected:
+        text = expected[0]
+    if described.zero_means:
+        text += f" (0: {described.zero_means})"
+    errors.require(smallest <= value <= largest, name, value, text)
+    is_zero_or_normal = not value or abs(value) >= SMALLEST_FLOAT
+    errors.require(
+        is_zero_or_normal, name, value, f"0 or a number of at least {SMALLEST_FLOAT:g}"
+    )

@@ -81,6 +81,7 @@ class TrainConfig:
         "number of replicas, one per GPU; on a machine without a GPU, one per logical "
         "CPU device",
         group="Devices",
+        maximum=256,
         zero_means=f"all GPUs, or {NUM_STAND_INS} logical CPU devices without a GPU",
         on_resume="override",
     )
@@ -96,6 +97,7 @@ class TrainConfig:
         0,
         "CPU threads of one operation",
         group="Devices",
+        maximum=1024,
         zero_means="one per core, or just one if there is a microbatch for each core",
         on_resume="override",
     )
@@ -103,6 +105,7 @@ class TrainConfig:
         0,
         "CPU operations that run at the same time",
         group="Devices",
+        maximum=1024,
         zero_means="one per core",
         on_resume="override",
     )
@@ -129,6 +132,7 @@ class TrainConfig:
         "replicas up to this one. If a replica has more than one, it accumulates "
         "their gradients",
         group="Batches",
+        maximum=2**16,
         zero_means="one per replica, added by the strategy's all-reduce",
     )
     microbatches_per_replica: str | tuple[int, ...] = setting(
@@ -220,8 +224,9 @@ class TrainConfig:
     )
     ema_decay: float = setting(
         0.0,
-        "decay of an exponential moving average of the weights, in [0, 1). The "
-        "averaged weights are evaluated and saved",
+        "decay of an exponential moving average of the weights, in [0, 1); in the "
+        "first steps, t, at most (1 + t) / (10 + t). The averaged weights are "
+        "evaluated and saved, with batch norm's statistics estimated for them",
         group="Training",
         zero_means="no averaging",
     )
@@ -266,7 +271,7 @@ class TrainConfig:
     steps_per_loop: int = setting(
         0,
         "training steps per call of the compiled training loop; progress is shown "
-        "between two calls",
+        "between two calls, and a signal ends a call after its current step",
         group="Training",
         zero_means="as many as take about half a second",
         on_resume="free",
@@ -316,9 +321,11 @@ class TrainConfig:
     )
     step_timeout: float = setting(
         0.0,
-        "seconds that a training step may take; after that the run prints what each "
-        "replica has done and exits with code 1",
+        "seconds that one training or evaluation step may take, however many a call "
+        "takes; after that the run prints what each replica has done and exits with "
+        "code 1",
         group="Output",
+        maximum=1e6,
         zero_means="no limit",
         on_resume="free",
     )

@@ -145,5 +145,6 @@ class Contender:
 def _program(workload: Workload, torch_python: str) -> list[str]:
     """Returns the command line of a workload's process, without the workload."""
     if workload.contender == "torch_ddp":
-        return [torch_python, str(TORCH_PROGRAM)]
+        python = errors.expand_path("torch_python", torch_python)
+        return [str(python), str(TORCH_PROGRAM)]
     return [sys.executable, "-m", "tfmirror.benchmarking.contender_process"]

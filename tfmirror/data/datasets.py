@@ -19,11 +19,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from tfmirror import errors
-from tfmirror.data import checksums, idx
-
-# Number of classes of IDX data, by name. For other IDX data it is the largest training
-# label plus one.
-NUM_CLASSES_OF_IDX = {"mnist": 10, "fashion_mnist": 10, "kmnist": 10}
+from tfmirror.data import checksums, idx_folder
+from tfmirror.data.examples import Examples
 
 DIGITS_SCALE = 3  # 8x8 becomes 24x24, and 28x28 with the border, as in MNIST
 DIGITS_BORDER = 2
@@ -35,18 +32,6 @@ RANDOM_NUM_EXAMPLES = {"train": 1024, "eval": 256}
 
 # {"train": (images, labels), "eval": (images, labels)}
 Splits = Mapping[str, tuple[np.ndarray, np.ndarray]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """E images and their labels, in the same order."""
-
-    images: np.ndarray  # [E, H, W, C] uint8
-    labels: np.ndarray  # [E] int32 in [0, K)
-
-    def __len__(self) -> int:
-        """Returns E, the number of examples."""
-        return len(self.labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +72,7 @@ def load(
         raise errors.InputError(
             f"dataset must be a name such as digits, mnist or cifar10: got {name!r}"
         )
+    checksums.check_spelling(name)
     folder = errors.expand_path("data_dir", data_dir) if data_dir else None
     if folder and not folder.is_dir():
         raise errors.InputError(
@@ -115,9 +101,10 @@ def _find(name: str, folder: pathlib.Path | None) -> ImageDataset:
                 "remove --data_dir"
             )
         return builtin[name]()
-    for place in (folder, idx.DEBIAN_FOLDER / name.replace("_", "-")):
-        if place and (files := idx.find_idx_files(place)):
-            return load_idx(name, place, files)
+    for place in (folder, idx_folder.DEBIAN_FOLDER / name.replace("_", "-")):
+        if place and (files := idx_folder.find(place, name)):
+            source, num_classes, splits = idx_folder.read(name, place, files)
+            return from_splits(name, splits, source=source, num_classes=num_classes)
     # This import takes seconds, so it is done only when it is needed.
     from tfmirror.data import tfds_source
 
@@ -219,41 +206,6 @@ def make_random() -> ImageDataset:
     }
     return from_splits(
         "random", splits, source="made", num_classes=SYNTHETIC_NUM_CLASSES
-    )
-
-
-def load_idx(
-    name: str,
-    folder: pathlib.Path,
-    files: Mapping[tuple[str, str], pathlib.Path],
-) -> ImageDataset:
-    """Returns the dataset in four IDX files, with images [E, H, W, 1].
-
-    Args:
-      name: of the dataset; for names in `checksums.NAMES` the content is verified.
-      folder: where the files are, for `ImageDataset.source` and errors.
-      files: {(split, kind): path}, as `idx.find_idx_files` returns it.
-
-    Raises:
-      InputError: a file can't be read or is damaged, numbers of images and labels
-        differ, or the files are known to hold another dataset.
-    """
-    splits = {}
-    for split in ("train", "eval"):
-        paths = files[split, "images"], files[split, "labels"]
-        images = idx.read_idx(paths[0], idx.NUM_DIMENSIONS["images"])
-        labels = idx.read_idx(paths[1], idx.NUM_DIMENSIONS["labels"])
-        if len(images) != len(labels):
-            raise errors.InputError(
-                f"{folder}: expected equally many labels and images, got "
-                f"{len(labels):,} in {paths[1].name} for {len(images):,} in "
-                f"{paths[0].name}; replace both files with good copies"
-            )
-        checksums.check(name, split, {paths[0]: images, paths[1]: labels})
-        splits[split] = images[..., np.newaxis], labels
-    num_classes = NUM_CLASSES_OF_IDX.get(name, int(splits["train"][1].max()) + 1)
-    return from_splits(
-        name, splits, source=f"IDX files in {folder}", num_classes=num_classes
     )
 
 

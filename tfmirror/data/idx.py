@@ -1,7 +1,6 @@
 """Reads IDX files, the format of MNIST, and checks everything that their header claims.
 
     images = read_idx("train-images-idx3-ubyte.gz", num_dimensions=3)   # uint8
-    files = find_idx_files("folder")         # None: the folder has no IDX file
 
 Format (https://yann.lecun.com/exdb/mnist): two zero bytes, a type code, the number of
 dimensions, the size of each dimension as big-endian uint32, then the values in
@@ -9,7 +8,6 @@ row-major order.
 """
 
 import gzip
-import itertools
 import math
 import os
 import pathlib
@@ -19,10 +17,7 @@ import zlib
 
 import numpy as np
 
-from tfmirror import errors
-
-# Debian's package dataset-fashion-mnist installs into a subfolder of this one.
-DEBIAN_FOLDER = pathlib.Path("/usr/share/datasets")
+from tfmirror import errors, files
 
 UNSIGNED_BYTE = 0x08
 TYPE_NAMES = {
@@ -33,18 +28,12 @@ TYPE_NAMES = {
     0x0D: "float32",
     0x0E: "float64",
 }
-# Deflate packs at most 1032 bytes into one (zlib's technical details). A header that
-# claims more is wrong, and is refused before any memory is allocated for it.
-MAX_DEFLATE_RATIO = 1032
-
-# (split, kind) -> the file's name before "-idx3-ubyte" or "-idx1-ubyte".
-STEMS = {
-    ("train", "images"): "train-images",
-    ("train", "labels"): "train-labels",
-    ("eval", "images"): "t10k-images",
-    ("eval", "labels"): "t10k-labels",
-}
-NUM_DIMENSIONS = {"images": 3, "labels": 1}
+# A packed file may hold this many bytes of values, or this many times its own size,
+# whichever is more. MNIST and Fashion-MNIST have a ratio below 5, black images one of
+# up to 1,032: a small file of those could fill the memory.
+MAX_UNPACKED_BYTES = 64 * 2**20
+MAX_RATIO = 100
+PIECE_BYTES = 2**20  # read at a time
 
 
 def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
@@ -64,21 +53,36 @@ def read_idx(path: str | os.PathLike, num_dimensions: int) -> np.ndarray:
             shape = _read_header(file, path, num_dimensions)
             num_bytes = math.prod(shape)
             _check_is_possible(path, num_bytes)
+            values = np.empty(num_bytes, np.uint8)
+            num_read = _read_into(file, values)
             # One byte more than the header announces: this reveals a file that is too
             # long, and makes gzip read on to the checksum at its end.
-            content = file.read(num_bytes + 1)
+            is_longer = num_read == num_bytes and file.read(1) != b""
     except gzip.BadGzipFile as error:
         raise damaged_file(path, f"not a valid gzip file ({error})") from error
     except (EOFError, zlib.error) as error:
         raise damaged_file(path, f"damaged or cut short ({error})") from error
     except OSError as error:
         raise errors.InputError(f"{path}: can't be read: {error.strerror}") from error
-    if len(content) != num_bytes:
-        got = "more" if len(content) > num_bytes else f"{len(content):,}"
+    if is_longer or num_read < num_bytes:
+        got = "more" if is_longer else f"{num_read:,}"
         raise damaged_file(
             path, f"expected {num_bytes:,} bytes of values as in its header, got {got}"
         )
-    return np.frombuffer(content, np.uint8).reshape(shape)
+    return values.reshape(shape)
+
+
+def _read_into(file: typing.IO[bytes], values: np.ndarray) -> int:
+    """Fills `values`, [E] uint8, from a file; returns how many bytes it had of them.
+
+    It reads in pieces, and the system gives memory only for what has been filled: a
+    file takes as much as it has, not as much as its header announces.
+    """
+    start = 0
+    while piece := file.read(min(PIECE_BYTES, len(values) - start)):
+        values[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+        start += len(piece)
+    return start
 
 
 def damaged_file(path: str | os.PathLike, problem: str) -> errors.InputError:
@@ -92,10 +96,17 @@ def damaged_file(path: str | os.PathLike, problem: str) -> errors.InputError:
 
 
 def _open(path: pathlib.Path) -> typing.IO[bytes]:
-    """Opens a file for reading, through gzip if its name ends in ".gz"."""
-    if path.suffix == ".gz":
+    """Opens a regular file for reading, through gzip if its name ends in ".gz"."""
+    if path.exists() and not path.is_dir():
+        files.check_size(path, files.memory_bytes())
+    if _is_packed(path):
         return typing.cast(typing.IO[bytes], gzip.open(path, "rb"))
     return open(path, "rb")
+
+
+def _is_packed(path: pathlib.Path) -> bool:
+    """Returns whether a file is compressed with gzip, judged by its name."""
+    return path.suffix.lower() == ".gz"
 
 
 def _read_header(
@@ -124,48 +135,18 @@ def _read_header(
 
 
 def _check_is_possible(path: pathlib.Path, num_bytes: int) -> None:
-    """Raises InputError if a file of this size can't hold `num_bytes` of values."""
-    largest = path.stat().st_size * (MAX_DEFLATE_RATIO if path.suffix == ".gz" else 1)
+    """Raises InputError if the file can't hold `num_bytes` of values, or shouldn't."""
+    size = files.check_size(path, files.memory_bytes())
+    if not _is_packed(path):
+        if num_bytes > size:
+            raise damaged_file(
+                path, f"cut short: its header announces {num_bytes:,} bytes of values"
+            )
+        return
+    largest = max(MAX_UNPACKED_BYTES, MAX_RATIO * size)
     if num_bytes > largest:
-        raise damaged_file(
-            path, f"cut short: its header announces {num_bytes:,} bytes of values"
-        )
-
-
-def find_idx_files(
-    folder: str | os.PathLike,
-) -> dict[tuple[str, str], pathlib.Path] | None:
-    """Returns the paths of the four IDX files in `folder`, or None if it has none.
-
-    Names end in -idx3-ubyte or .idx3-ubyte (idx1 for labels), with or without .gz.
-
-    Returns:
-      {(split, kind): path} with the keys of `STEMS`: split is "train" or "eval", kind
-      is "images" or "labels".
-
-    Raises:
-      InputError: the folder has some of the four files but not all.
-    """
-    found = {}
-    for key, stem in STEMS.items():
-        ending = f"idx{NUM_DIMENSIONS[key[1]]}-ubyte"
-        names = [
-            f"{stem}{joint}{ending}{compression}"
-            for joint, compression in itertools.product("-.", ("", ".gz"))
-        ]
-        paths = [
-            path for name in names if (path := pathlib.Path(folder, name)).is_file()
-        ]
-        if paths:
-            found[key] = paths[0]
-        else:
-            missing = names[1]
-    if not found:
-        return None
-    if len(found) < len(STEMS):
-        present = ", ".join(sorted(path.name for path in found.values()))
         raise errors.InputError(
-            f"{folder}: expected all four IDX files, but {missing} is missing (found "
-            f"{present}); add it"
+            f"{path}: its header announces {num_bytes:,} bytes of values, more than "
+            f"the {largest:,} that a packed file of this size may have; if it is "
+            "what you expect, unpack it with gunzip and give the unpacked file"
         )
-    return found

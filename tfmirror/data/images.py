@@ -4,29 +4,42 @@
     examples = read("t10k-images-idx3-ubyte.gz", (28, 28, 1))   # [10000, 28, 28, 1]
 
 Images are neither resized nor converted to another colour mode: the model gets exactly
-the values in the file.
+the values in the file. One thing is applied, for every format alike: the orientation
+that the file states in its EXIF data. The model sees what other programs show.
 """
 
+import contextlib
+import io
 import os
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 
-from tfmirror import errors
+from tfmirror import errors, files
 from tfmirror.data import idx
 
 MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode of 8-bit images
+# Pillow knows many more. Some of them are rarely used and so rarely tested; one, EPS,
+# is a program, which Pillow hands to Ghostscript.
+FORMATS = ("BMP", "JPEG", "PNG", "TIFF", "WEBP")
+# Far more than the pixels of an image that a model takes; what is left is metadata.
+MAX_FILE_BYTES = 64 * 2**20
+# Some formats need memory for all pixels as soon as they are opened, before their size
+# can be compared with the model's. Up to this many pixels the error names the size.
+MAX_PIXELS = 2**24
 
 
 def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
     """Returns the images in a file, [E, H, W, C] uint8.
 
     Args:
-      path: an IDX file, or an image file in any format that Pillow reads; it may begin
-        with ~. A name that ends in ".gz" is read as an IDX file.
+      path: an IDX file, or an image file in one of `FORMATS`; it may begin with ~. A
+        name that ends in ".gz" is read as an IDX file. An image's first bytes, not its
+        name, tell its format.
       shape: (H, W, C) that the images must have.
 
     Raises:
@@ -36,7 +49,7 @@ def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
     file = errors.expand_path("the image", os.fspath(path))
     if not file.is_file():
         raise errors.InputError(f"{file} is not a file; give image or IDX files")
-    if file.suffix == ".gz" or _starts_like_idx(file):
+    if file.suffix.lower() == ".gz" or _starts_like_idx(file):
         images = _read_idx(file, shape)
     else:
         images = _read_image(file, shape)
@@ -66,18 +79,24 @@ def _read_idx(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
 
 
 def _read_image(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
-    """Returns the image in an image file, [1, H, W, C] uint8."""
+    """Returns the image in an image file, turned upright, [1, H, W, C] uint8."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as for images that would fill the memory
-            with PIL.Image.open(path) as image:
-                _check_header(path, image, shape)
-                pixels = np.asarray(image, np.uint8)
+        files.check_size(path, MAX_FILE_BYTES)
+        # Not by its name: Pillow 13 maps a file that it opened itself into memory, and
+        # then scrambles an uncompressed grey TIFF that lies on its side.
+        content = io.BytesIO(path.read_bytes())
+        with (
+            _limited_pixels(max(MAX_PIXELS, shape[0] * shape[1])),
+            PIL.Image.open(content, formats=FORMATS) as image,
+        ):
+            _check_header(path, image, shape)
+            pixels = np.asarray(PIL.ImageOps.exif_transpose(image), np.uint8)
     except errors.InputError:
         raise
     except PIL.UnidentifiedImageError as error:
         raise errors.InputError(
-            f"{path} is neither an image that Pillow reads nor an IDX file of images"
+            f"{path} is neither an IDX file of images nor an image in one of the "
+            f"formats {', '.join(FORMATS)}; convert it to one of them"
         ) from error
     # Each format of Pillow raises its own errors for damaged files.
     except Exception as error:
@@ -85,12 +104,29 @@ def _read_image(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
     return pixels.reshape(1, *pixels.shape[:2], -1)
 
 
+@contextlib.contextmanager
+def _limited_pixels(number: int) -> Iterator[None]:
+    """Lets Pillow raise an error for images of more pixels, before it decodes them."""
+    before = PIL.Image.MAX_IMAGE_PIXELS
+    PIL.Image.MAX_IMAGE_PIXELS = number
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow warns from the limit to its double
+            yield
+    finally:
+        PIL.Image.MAX_IMAGE_PIXELS = before
+
+
 def _check_header(
     path: pathlib.Path, image: PIL.Image.Image, shape: Sequence[int]
 ) -> None:
-    """Raises InputError unless the image, not yet decoded, has the right form."""
+    """Raises InputError unless the image, not yet decoded, has the right form.
+
+    A side may have the other side's length: the orientation of a PNG file can stand
+    behind the pixels, so it is known only once they are decoded.
+    """
     height, width, channels = shape
-    if image.size != (width, height):
+    if image.size not in ((width, height), (height, width)):
         raise _other_shape(path, (image.height, image.width), shape)
     mode = MODES.get(channels)
     if image.mode != mode:

@@ -7,10 +7,12 @@ Importing this module imports tensorflow-datasets, which takes seconds.
 
 import difflib
 import json
+import math
 import os
 import pathlib
 import sys
 import typing
+from collections.abc import Iterator
 
 import filelock
 import numpy as np
@@ -18,8 +20,8 @@ import requests
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from tfmirror import errors
-from tfmirror.data import idx
+from tfmirror import errors, files
+from tfmirror.data import checksums, idx_folder, tfds_files
 
 # Without a network, tensorflow-datasets itself retries for minutes (204 s for MNIST).
 CONNECT_SECONDS = 3
@@ -29,6 +31,7 @@ DOWNLOAD_ERRORS = (
     tfds.download.extractor.ExtractError,
     tfds.download.extractor.UnsafeArchiveError,
 )
+BATCH_SIZE = 256  # images that are decoded at a time
 EVAL_SPLITS = ("test", "validation")  # in order of preference
 
 
@@ -69,7 +72,10 @@ def load(name: str, folder: pathlib.Path | None = None) -> Loaded:
         )
     splits = {"train": _arrays(builder, "train"), "eval": _arrays(builder, found[0])}
     num_classes = builder.info.features["label"].num_classes
-    return Loaded(f"tensorflow-datasets in {builder.data_dir}", num_classes, splits)
+    folder = pathlib.Path(builder.data_dir)
+    known_as = checksums.check_images(name, folder, splits)
+    source = f"tensorflow-datasets in {folder}" + (f", {known_as}" if known_as else "")
+    return Loaded(source, num_classes, splits)
 
 
 def _builder(name: str, folder: pathlib.Path | None) -> tfds.core.DatasetBuilder:
@@ -80,6 +86,7 @@ def _builder(name: str, folder: pathlib.Path | None) -> tfds.core.DatasetBuilder
         description of prepared data is damaged.
     """
     prepared = pathlib.Path(folder or tfds.core.constants.DATA_DIR, name)
+    tfds_files.check_folder(prepared)
     try:
         return tfds.builder(name, data_dir=folder)
     # A damaged description of prepared data can raise almost any exception.
@@ -89,12 +96,13 @@ def _builder(name: str, folder: pathlib.Path | None) -> tfds.core.DatasetBuilder
         if not isinstance(error, tfds.core.DatasetNotFoundError | ValueError):
             raise
         known = ["digits", "synthetic", *tfds.list_builders()]
-        near = difflib.get_close_matches(name, known, n=3)
+        # Only a misspelled name: names that are less alike are of other data.
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.8)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise errors.InputError(
-            "dataset must be digits, synthetic, the name of IDX files in --data_dir or "
-            "of an image classification dataset of tensorflow-datasets: got "
-            f"{name!r}{hint}"
+            "dataset must be digits, synthetic, the name of IDX files in --data_dir "
+            f"({', '.join(idx_folder.NAMES)}, or with .gz) or of an image "
+            f"classification dataset of tensorflow-datasets: got {name!r}{hint}"
         ) from error
 
 
@@ -167,8 +175,9 @@ def _unreachable(name: str, why: str) -> errors.InputError:
     """
     return errors.InputError(
         f"dataset {name} is not on this machine and can't be downloaded ({why}): give "
-        "its IDX files with --data_dir=FOLDER, or install its Debian package, if one "
-        f"exists, to {idx.DEBIAN_FOLDER / name.replace('_', '-')}, or let "
+        f"its IDX files ({', '.join(idx_folder.NAMES)}, or with .gz) with "
+        "--data_dir=FOLDER, or install its Debian package, if one "
+        f"exists, to {idx_folder.DEBIAN_FOLDER / name.replace('_', '-')}, or let "
         "tensorflow-datasets prepare it on a machine with a network; "
         "--dataset=digits needs none of these"
     )
@@ -184,22 +193,58 @@ def _arrays(
     Raises:
       InputError: a file is damaged or missing.
     """
-    try:
-        dataset = builder.as_dataset(
-            split=split,
-            batch_size=-1,
-            as_supervised=False,
-            # Read the files one after the other, so that the order is always the same.
-            read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    announced = builder.info.splits[split].num_examples
+    shape = builder.info.features["image"].shape
+    if announced * math.prod(shape) > files.memory_bytes():
+        raise errors.InputError(
+            f"dataset {builder.info.name} must fit into memory: got {announced:,} "
+            f"{split} images of shape {list(shape)}; use another dataset"
         )
-        images, labels = dataset["image"].numpy(), dataset["label"].numpy()
+    # The system gives memory only for what has been filled.
+    images, labels = np.empty((announced, *shape), np.uint8), np.empty(announced, int)
+    num_read = 0
+    try:
+        for image, label in _batches(builder, split):
+            end = num_read + len(label)
+            if end > announced:
+                num_read = end
+                break
+            images[num_read:end], labels[num_read:end] = image, label
+            num_read = end
     except (tf.errors.OpError, OSError, ValueError) as error:
         raise _damaged(builder.data_dir, error) from error
-    announced = builder.info.splits[split].num_examples
-    if len(labels) != announced:
-        problem = f"expected {announced} examples in {split}, got {len(labels)}"
+    if num_read != announced:
+        more = " or more" if num_read > announced else ""
+        problem = f"expected {announced} examples in {split}, got {num_read}{more}"
         raise _damaged(builder.data_dir, problem)
     return images, labels
+
+
+def _batches(
+    builder: tfds.core.DatasetBuilder, split: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields images [b, H, W, C] uint8 and labels [b] int64 of a split, in order.
+
+    An image is decoded only if its head has the size of all images: a small file can
+    unfold to any number of pixels.
+    """
+    feature = builder.info.features["image"]
+    height, width, _ = feature.shape
+
+    def decode(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        encoded = tfds_files.check_encoded(example["image"], height, width)
+        image = tf.ensure_shape(feature.decode_example(encoded), feature.shape)
+        return image, example["label"]
+
+    dataset = builder.as_dataset(
+        split=split,
+        as_supervised=False,
+        decoders={"image": tfds.decode.SkipDecoding()},
+        # Read the files one after the other, so that the order is always the same.
+        read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
+    )
+    batches = dataset.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(BATCH_SIZE)
+    yield from batches.as_numpy_iterator()
 
 
 def _damaged(folder: str | os.PathLike, problem: Exception | str) -> errors.InputError:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfmirror import errors
+from tfmirror.models import keras_defaults
 from tfmirror.parallel import gradients, microbatches, reduction, replicas
 from tfmirror.parallel.microbatches import BatchPlan
 
@@ -83,6 +84,7 @@ class ReplicaView:
         return found[0]
 
 
+@keras_defaults.scope()
 def inspect(
     strategy: tf.distribute.Strategy,
     model: keras.Model,

@@ -1,4 +1,4 @@
-"""Finds the microbatch, on which replica, whose loss or gradient is not finite.
+"""Finds the microbatch, on which replica, whose results are not finite.
 
     find = make_finder(strategy, model, optimizer, plan)
     find(images, labels)                               # [], or Findings in order
@@ -27,14 +27,15 @@ class Finding:
     microbatch: int  # of the global batch, from 0
     is_loss_finite: bool
     variables: tuple[str, ...]  # paths of those whose gradients are not finite
+    state: tuple[str, ...] = ()  # paths of moving statistics with such new values
 
     def describe(self) -> str:
         """Returns one clause for people."""
         what = [] if self.is_loss_finite else ["its loss"]
         if self.variables:
-            more = len(self.variables) - 1
-            others = f" and of {more} other variables" if more else ""
-            what.append(f"the gradient of {self.variables[0]}{others}")
+            what.append(f"the gradient of {_first_of(self.variables)}")
+        if self.state:
+            what.append(f"the new value of {_first_of(self.state)}")
         where = f"replica {self.replica_id}, microbatch {self.microbatch}"
         return f"{where}: {' and '.join(what)}"
 
@@ -65,9 +66,17 @@ def make_finder(
         for k, (x, y) in zip(own, pieces, strict=True):
             index = step * plan.num_microbatches + k
             sums = gradients.microbatch_gradients(
-                model, weights, state, x, y, index, loss_scale, augment=augment
+                model,
+                weights,
+                state,
+                x,
+                y,
+                index,
+                loss_scale,
+                augment=augment,
+                scales_loss=optimizer.scales_loss,
             )
-            values = [sums.loss, *sums.gradients]
+            values = [sums.loss, *sums.gradients, *sums.state]
             rows.append([tf.reduce_all(tf.math.is_finite(v)) for v in values])
         return tf.reshape(tf.convert_to_tensor(rows, tf.bool), [len(rows), -1])
 
@@ -80,14 +89,28 @@ def make_finder(
         ]
         of_replicas = replicas.local_values(strategy, flags(*parts))
         paths = [variable.path for variable in model.trainable_variables]
+        states = [variable.path for variable in gradients.averaged_state(model)]
+        end = 1 + len(paths)
         return [
-            Finding(r, k, bool(row[0]), _not_finite(paths, row[1:]))
+            Finding(
+                r,
+                k,
+                bool(row[0]),
+                _not_finite(paths, row[1:end]),
+                _not_finite(states, row[end:]),
+            )
             for r, rows in enumerate(of_replicas)
             for k, row in zip(plan.microbatches_of(r), rows.numpy(), strict=True)
             if not row.all()
         ]
 
     return find
+
+
+def _first_of(paths: tuple[str, ...]) -> str:
+    """Returns the first path, and how many follow."""
+    more = len(paths) - 1
+    return f"{paths[0]} and of {more} other variables" if more else paths[0]
 
 
 def _not_finite(paths: list[str], are_finite: Iterable[bool]) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from tfmirror import models
 from tfmirror.data import datasets, pipeline
 from tfmirror.data.datasets import Examples
 from tfmirror.diagnostics import drift, inspection
+from tfmirror.models import keras_defaults
 from tfmirror.parallel import (
+    batch_statistics,
     devices,
     eval_step,
     gradients,
@@ -114,6 +116,7 @@ class _Trainee:
         )
 
 
+@keras_defaults.scope()
 def observe(
     num_replicas: int, model_name: str, device_type: str
 ) -> Mapping[str, Observation]:
@@ -135,7 +138,9 @@ def observe(
     )
     seen |= _train(trainee, plans, training)
     evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
-    seen["evaluation, some replicas without examples"] = _evaluate(trainee, evaluation)
+    seen["evaluation, some replicas without examples"] = _evaluate(
+        trainee, evaluation, training
+    )
     all_variables = [*trainee.model.variables, *trainee.optimizer.variables]
     drifts = drift.make_check(trainee.strategy, {v.path: v for v in all_variables})()
     seen["all replicas equal after 20 steps"] = describe_drifts(drifts)
@@ -308,13 +313,35 @@ def _train(
     }
 
 
-def _evaluate(trainee: _Trainee, examples: Examples) -> list[np.ndarray]:
-    """Returns loss and number correct with the moving averages of the weights."""
+def _evaluate(
+    trainee: _Trainee, examples: Examples, training: Examples
+) -> list[np.ndarray]:
+    """Returns loss and number correct with the moving averages of the weights.
+
+    Before them come batch norm's statistics, estimated over the examples `training`.
+    """
+    weights = trainee.optimizer.evaluated_variables
+    statistics = trainee.optimizer.statistics
+    make_statistics_steps = functools.partial(
+        batch_statistics.make_statistics_steps,
+        trainee.strategy,
+        trainee.model,
+        weights=weights,
+        statistics=statistics,
+        max_concurrent=trainee.max_concurrent,
+    )
+    if statistics:
+        plans = trainee.plan(len(training))
+        (segment,) = batch_statistics.make_segments(
+            trainee.strategy, training, plans, make_statistics_steps, shuffle_seed=0
+        )
+        segment.run(segment.num_steps, step_loop.zero_totals())
     make_steps = functools.partial(
         eval_step.make_eval_steps,
         trainee.strategy,
         trainee.model,
-        weights=trainee.optimizer.evaluated_variables,
+        weights=weights,
+        state=trainee.optimizer.evaluated_state,
         max_concurrent=trainee.max_concurrent,
     )
     totals = step_loop.zero_totals()
@@ -322,4 +349,4 @@ def _evaluate(trainee: _Trainee, examples: Examples) -> list[np.ndarray]:
         trainee.strategy, examples, trainee.plan(len(examples)), make_steps
     ):
         totals = segment.run(segment.num_steps, totals)
-    return [np.asarray(value.numpy()) for value in totals]
+    return [*_values(statistics), *(np.asarray(value.numpy()) for value in totals)]

@@ -10,7 +10,7 @@ from typing import Any
 from tfmirror import errors
 from tfmirror.data import datasets
 from tfmirror.inference import loading
-from tfmirror.models import kernel_gradient
+from tfmirror.models import keras_defaults, kernel_gradient
 from tfmirror.parallel import (
     devices,
     eval_step,
@@ -24,6 +24,7 @@ from tfmirror.rundir.state import PassProgress
 from tfmirror.training import loop
 
 
+@keras_defaults.scope()
 def evaluate(
     trained: loading.Trained,
     dataset: datasets.ImageDataset,

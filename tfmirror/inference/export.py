@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfmirror import files
 from tfmirror.data import pipeline
+from tfmirror.models import keras_defaults
 from tfmirror.rundir import directory
 
 SaveError = tf.errors.OpError  # TensorFlow raises it where Python raises an OSError
@@ -28,6 +29,7 @@ def write_keras(model: keras.Model, path: pathlib.Path) -> None:
     directory.save_model(model, path)
 
 
+@keras_defaults.scope()
 def write_saved_model(model: keras.Model, folder: pathlib.Path) -> None:
     """Writes the model as a SavedModel.
 

@@ -6,20 +6,31 @@ model = build(trained, strategy)                   # mirrored, with the trained 
 
 import contextlib
 import dataclasses
+import json
+import math
 import pathlib
 import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror import errors, metrics, models
+from tfmirror import archives, errors, files, metrics, models
+from tfmirror.models import keras_defaults
+from tfmirror.models.variable_shapes import variable_shapes
 from tfmirror.parallel import optimizers
 from tfmirror.rundir import checkpoints, directory, reader
 from tfmirror.rundir.reader import RunRecord
-from tfmirror.rundir.state import RunState
+from tfmirror.rundir.state import START_OF_PASS, RunState
+
+# How paths of batch norm's variables end that it updates in training.
+MOVING_STATISTICS = ("/moving_mean", "/moving_variance")
+
+KERAS_CONFIG, KERAS_WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
+MAX_UNSAVED_VALUES = 1000  # such as the seeds of dropout layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +50,13 @@ def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
 
     For a finished run it is the final model, for another run the newest complete
     checkpoint. If the run kept a moving average of its weights, the weights are that
-    average, as in the run's own evaluation.
+    average, as in the run's own evaluation; see `_evaluated_names` for checkpoints that
+    were written within an epoch.
 
     Args:
       path: a run directory or a checkpoint.
-      warn: called with one line for each damaged checkpoint that is skipped.
+      warn: called with one line for each damaged checkpoint that is skipped, and one
+        if the weights are not the average that was kept.
 
     Raises:
       InputError: there is no model, or a file of it is damaged.
@@ -52,7 +65,7 @@ def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
     if model_path.is_dir():
         found = _find_in_run(model_path, warn)
     else:
-        found = _from_state(read_checkpoint(model_path), model_path)
+        found = _from_state(read_checkpoint(model_path), model_path, warn)
     reader.check_settings(model_path, found.settings, reader.NEEDED_TO_EVALUATE)
     return found
 
@@ -77,7 +90,7 @@ def read_settings(path: str | pathlib.Path) -> dict[str, Any]:
 
 def _find_in_run(folder: pathlib.Path, warn: Callable[[str], object]) -> Trained:
     """Returns the Trained model of a run directory."""
-    run = reader.read(folder)
+    run = reader.read(folder, warn)
     if run.summary is not None:
         return _from_finished(folder, run, run.summary)
     state, file = checkpoints.latest(folder / "checkpoints", warn)
@@ -85,7 +98,7 @@ def _find_in_run(folder: pathlib.Path, warn: Callable[[str], object]) -> Trained
         raise errors.InputError(
             f"{folder} holds neither a finished run nor a complete checkpoint"
         )
-    return _from_state(state, file)
+    return _from_state(state, file, warn)
 
 
 def read_checkpoint(path: pathlib.Path) -> RunState:
@@ -103,19 +116,52 @@ def read_checkpoint(path: pathlib.Path) -> RunState:
         ) from error
 
 
-def _from_state(state: RunState, file: pathlib.Path) -> Trained:
+def _from_state(
+    state: RunState, file: pathlib.Path, warn: Callable[[str], object]
+) -> Trained:
     """Returns the Trained model in the RunState that was read from `file`."""
-    saved = state.variables
     return Trained(
         source=str(file),
         settings=state.settings,
         input_shape=state.model.input_shape,
         num_classes=state.model.num_classes,
         variables=tuple(
-            saved.get(optimizers.ema_name(path), saved[path])
-            for path in state.model.variables
+            state.variables[name] for name in _evaluated_names(state, file, warn)
         ),
     )
+
+
+def _evaluated_names(
+    state: RunState, file: pathlib.Path, warn: Callable[[str], object]
+) -> list[str]:
+    """Returns the names in `state` of the model's variables, in the model's order.
+
+    They name averages where these are kept. But batch norm's statistics are estimated
+    for the averages only when an epoch ends. A checkpoint from within an epoch has none
+    that fit, so its raw weights are taken, with their own statistics.
+    """
+    saved, paths = state.variables, state.model.variables
+    prefixes = (optimizers.AVERAGED, optimizers.EARLIER_AVERAGED)
+    averages = {
+        path: name
+        for path in paths
+        for prefix in prefixes
+        if (name := optimizers.averaged_name(path, prefix)) in saved
+    }
+    statistics = [path for path in paths if path.endswith(MOVING_STATISTICS)]
+    if any(path in averages for path in statistics):
+        if state.position.point != START_OF_PASS:
+            warn(
+                f"warning: {file} is from within an epoch, when batch norm has no "
+                "statistics for the averaged weights: the raw weights are used"
+            )
+            averages = {}
+    elif statistics and averages:
+        warn(
+            f"warning: {file} has batch norm's statistics for the raw weights alone; "
+            "the averaged weights are used with them"
+        )
+    return [averages.get(path, path) for path in paths]
 
 
 def _from_finished(
@@ -135,16 +181,62 @@ def _from_finished(
     )
 
 
+@keras_defaults.scope()
 def _load_keras(file: pathlib.Path) -> keras.Model:
     """Returns the Keras model in `file`; refuses a file that holds code (safe mode)."""
     try:
+        size = files.check_size(file, files.memory_bytes())
         with zipfile.ZipFile(file) as archive:
+            archives.check_stored(archive, size)
             if broken := archive.testzip():
                 raise zipfile.BadZipFile(f"bad checksum of {broken}")
+            _check_variables(archive)
         return keras.models.load_model(file, compile=False, safe_mode=True)
     # Keras, HDF5 and zipfile raise many kinds of errors for damaged and hostile files.
     except Exception as error:
         raise _damaged(file, str(error).strip().split("\n")[0]) from error
+
+
+def _check_variables(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError if the model in a `.keras` file is larger than the file.
+
+    Keras gives memory to all variables that the model's description asks for, and to
+    all values that the file of weights announces, before it compares the two.
+    """
+    if archive.getinfo(KERAS_CONFIG).file_size > files.MAX_JSON_BYTES:
+        raise ValueError(f"{KERAS_CONFIG} in it is too large")
+    description = json.loads(archive.read(KERAS_CONFIG))
+    shapes = variable_shapes(
+        lambda: keras.saving.deserialize_keras_object(description, safe_mode=True)
+    )
+    num_values = sum(math.prod(shape) for shape in shapes)
+    with archive.open(KERAS_WEIGHTS) as file, h5py.File(file, "r") as weights:
+        num_stored = sum(_stored_values(weights))
+    if num_values > num_stored + MAX_UNSAVED_VALUES:
+        raise ValueError(
+            f"its model has {num_values:,} values, its weights are {num_stored:,}"
+        )
+
+
+def _stored_values(weights: h5py.File) -> list[int]:
+    """Returns how many values each array in an HDF5 file has.
+
+    Raises:
+      ValueError: the values of an array are packed, elsewhere, or not there at all.
+    """
+    counts = []
+
+    def note(name: str, item: h5py.Group | h5py.Dataset) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        if item.chunks or item.is_virtual or item.external:
+            raise ValueError(f"{name} is not stored plainly")
+        if item.nbytes != item.id.get_storage_size():
+            raise ValueError(f"{name} announces {item.nbytes:,} bytes, but has fewer")
+        counts.append(item.size)
+
+    weights.visititems(note)
+    return counts
 
 
 def _damaged(file: pathlib.Path, why: str) -> errors.InputError:
@@ -168,18 +260,35 @@ def build(
       InputError: the variables do not fit the model that the settings name.
     """
     settings = trained.settings
+
+    def build_new() -> keras.Model:
+        return models.build(
+            settings["model"],
+            trained.input_shape,
+            trained.num_classes,
+            precision=settings["precision"],
+        )
+
     try:
+        _check_shapes(trained, variable_shapes(build_new))
         with strategy.scope() if strategy else contextlib.nullcontext():
-            model = models.build(
-                settings["model"],
-                trained.input_shape,
-                trained.num_classes,
-                precision=settings["precision"],
-            )
+            model = build_new()
         for variable, value in zip(model.variables, trained.variables, strict=True):
             variable.assign(value)
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise errors.InputError(
             f"{trained.source} does not fit the model {settings['model']}: {error}"
         ) from error
     return model
+
+
+def _check_shapes(trained: Trained, expected: list[tuple[int, ...]]) -> None:
+    """Raises ValueError unless the variables have the expected shapes."""
+    got = [np.shape(value) for value in trained.variables]
+    if len(got) != len(expected):
+        raise ValueError(f"expected {len(expected)} variables, got {len(got)}")
+    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+        if one != other:
+            raise ValueError(
+                f"expected variable {number} of shape {list(other)}, got {list(one)}"
+            )

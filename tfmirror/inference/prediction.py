@@ -13,11 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfmirror.models import keras_defaults
 from tfmirror.parallel import gradients, replicas
 
 PER_REPLICA_BATCH_SIZE = 64  # examples that a replica takes in one call
 
 
+@keras_defaults.scope()
 def predict(
     strategy: tf.distribute.Strategy, model: keras.Model, images: np.ndarray
 ) -> np.ndarray:

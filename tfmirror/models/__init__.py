@@ -11,6 +11,7 @@ import keras
 from tfmirror import errors, recipes
 from tfmirror.models import (
     fused_batch_norm,
+    keras_defaults,
     probe,
     resnet18,
     small_cnn,
@@ -20,7 +21,14 @@ from tfmirror.models.initializers import INITIALIZERS
 
 BUILDERS = {"cnn": small_cnn.build, "resnet18": resnet18.build, "probe": probe.build}
 
+PRECISIONS = {
+    "float32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+}
 
+
+@keras_defaults.scope()
 def build(
     name: str,
     input_shape: Sequence[int],
@@ -44,20 +52,16 @@ def build(
         this model, or "glorot" if it has no recipe.
 
     Raises:
-      InputError: the name or the initializer is unknown, or the images are too small
-        for the model.
+      InputError: the name, the precision or the initializer is unknown, or the images
+        are too small for the model.
     """
     errors.require_one_of(BUILDERS, "model", name)
     if init is None:
         init = recipes.RECIPES[name].init if name in recipes.RECIPES else "glorot"
     errors.require_one_of(INITIALIZERS, "init", init)
-    policy = keras.config.dtype_policy()
-    mixed = precision if precision == "float32" else f"mixed_{precision}"
-    keras.config.set_dtype_policy(mixed)
-    try:
-        model = BUILDERS[name](input_shape, num_classes, INITIALIZERS[init])
-    finally:
-        keras.config.set_dtype_policy(policy)
+    errors.require_one_of(PRECISIONS, "precision", precision)
+    keras.config.set_dtype_policy(PRECISIONS[precision])  # until the scope ends
+    model = BUILDERS[name](input_shape, num_classes, INITIALIZERS[init])
     fused_batch_norm.fuse(model)
     unused_pixels.crop_inputs(model)
     return model

@@ -3,7 +3,6 @@
 total = all_reduce(sums, pack_bytes=2**20)          # in replica context
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,20 +23,38 @@ def all_reduce(sums: Any, pack_bytes: int = 0) -> Any:
       pack_bytes: tensors are joined up to this many bytes, for fewer and larger
         messages; 0: not joined.
     """
-    context = tf.distribute.get_replica_context()
-    add = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-    if not pack_bytes:
-        return add(sums)
     flat = tf.nest.flatten(sums)
+    if not pack_bytes:
+        return tf.nest.pack_sequence_as(sums, _add(flat))
     sizes = [tensor.shape.num_elements() for tensor in flat]
     packs = pack([size * FLOAT32_BYTES for size in sizes], pack_bytes)
     joined = [tf.concat([tf.reshape(flat[k], [-1]) for k in p], axis=0) for p in packs]
     totals = []
-    for members, total in zip(packs, add(joined), strict=True):
+    for members, total in zip(packs, _add(joined), strict=True):
         parts = tf.split(total, [sizes[k] for k in members])
         pairs = zip(members, parts, strict=True)
         totals += [tf.reshape(part, flat[k].shape) for k, part in pairs]
     return tf.nest.pack_sequence_as(sums, totals)
+
+
+def _add(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Returns the total of every replica's `tensors`, which has no gradient.
+
+    The replica context's own all_reduce does the same, but in a graph it registers a
+    gradient for each call, which TensorFlow 2.21 keeps, with the graph and all that
+    belongs to it, until the process ends.
+    """
+
+    def reduce(strategy, *columns):
+        pairs = [
+            # With one replica a column is a tensor, which is no destination.
+            (c, c.device if isinstance(c, tf.Tensor) else c)
+            for c in columns
+        ]
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+
+    context = tf.distribute.get_replica_context()
+    return context.merge_call(reduce, args=tuple(tensors))
 
 
 def pack(sizes: Sequence[int], most: int) -> list[list[int]]:

@@ -5,10 +5,11 @@ strategy = make_strategy(devices)
 """
 
 import dataclasses
+import os
 
 import tensorflow as tf
 
-from tfmirror import config, errors, hardware, recipes
+from tfmirror import config, errors, hardware, process_environment, recipes
 
 # Logical devices can be made only once, before TensorFlow's runtime starts. Idle ones
 # have no measurable cost (BUILD_NOTES.md), so a process always makes enough for later
@@ -45,9 +46,11 @@ def set_up(num_gpus: int, device_type: str = "auto") -> Devices:
         "gpu": GPUs only; "cpu": logical CPU devices.
 
     Raises:
-      InputError: there are fewer GPUs than asked for, or TensorFlow can't see them; or
-        TensorFlow has started with fewer logical CPU devices than needed.
+      InputError: TF_CONFIG names several processes; or there are fewer GPUs than
+        asked for, or TensorFlow can't see them; or TensorFlow has started with fewer
+        logical CPU devices than needed.
     """
+    process_environment.check_tf_config()
     config.check_device_settings(num_gpus, device_type)
     physical_gpus = (
         [] if device_type == "cpu" else tf.config.list_physical_devices("GPU")
@@ -84,8 +87,11 @@ def make_strategy(
       all_reduce: how gradients are added, a choice of the setting all_reduce.
 
     Raises:
-      InputError: `all_reduce` needs GPUs, but `devices` are logical CPU devices.
+      InputError: `all_reduce` is unknown, or needs GPUs, but `devices` are logical
+        CPU devices; or TF_CONFIG names several processes.
     """
+    process_environment.check_tf_config()
+    errors.require_one_of(ALL_REDUCES, "all_reduce", all_reduce)
     if all_reduce == "auto":
         all_reduce = "one_device" if devices.are_stand_ins else "nccl"
     if devices.are_stand_ins and all_reduce != "one_device":
@@ -96,12 +102,13 @@ def make_strategy(
     return tf.distribute.MirroredStrategy(list(devices.names), REDUCTIONS[all_reduce]())
 
 
-# Each sends all gradients in one pack, unless --pack_mb has packed them before.
+# Each sends all gradients in one pack, unless pack_mb has packed them before.
 REDUCTIONS = {
     "nccl": tf.distribute.NcclAllReduce,
     "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
     "one_device": tf.distribute.ReductionToOneDevice,
 }
+ALL_REDUCES = ("auto", *REDUCTIONS)
 
 
 def make_default_strategy(devices: Devices) -> tf.distribute.Strategy:
@@ -119,14 +126,16 @@ def _too_few_gpus(num_gpus: int, num_found: int) -> str:
     """Returns the message: what was asked for, what was found, and what to do."""
     asked = num_gpus or "at least 1"
     message = f"gpus: {asked} asked for, but TensorFlow sees {num_found}"
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        message += f", and CUDA_VISIBLE_DEVICES={visible!r} can hide some"
     if num_found:
-        return f"{message}; ask for --gpus={num_found}, or for --device_type=cpu"
+        return f"{message}; ask for gpus={num_found}, or for device_type=cpu"
     if hardware.has_nvidia_driver():
         return (
             f"{message}, although there is an NVIDIA driver; install CUDA's libraries "
-            "with pip install 'tfmirror[cuda]', or ask for --device_type=cpu"
+            "with pip install 'tfmirror[cuda]', or ask for device_type=cpu"
         )
-    return f"{message}; without --device_type=gpu, logical CPU devices take their place"
+    return f"{message}; without device_type=gpu, logical CPU devices take their place"
 
 
 def _make_logical_cpus(count: int) -> None:

@@ -19,6 +19,7 @@ def make_eval_steps(
     plan: BatchPlan,
     *,
     weights: list[keras.Variable] | None = None,
+    state: list[keras.Variable] | None = None,
     max_concurrent: int = 1,
 ) -> step_loop.StepLoop:
     """Returns a compiled function that evaluates many global batches in one call.
@@ -30,9 +31,11 @@ def make_eval_steps(
     Args:
       weights: variables to use instead of the model's trainable ones, such as their
         moving averages; None: the model's own.
+      state: variables to use instead of the model's non-trainable ones, likewise.
       max_concurrent: microbatches that a replica may compute at the same time.
     """
     evaluated = model.trainable_variables if weights is None else weights
+    evaluated_state = model.non_trainable_variables if state is None else state
     microbatch = functools.partial(gradients.inference_sums, model)
     compute_sums = reduction.compile_sums(
         microbatch, model, max_concurrent=max_concurrent
@@ -40,10 +43,10 @@ def make_eval_steps(
 
     def replica_eval_total(images, labels):
         values = replicas.read(evaluated)
-        state = replicas.read(model.non_trainable_variables)
+        state_values = replicas.read(evaluated_state)
 
         def compute(sizes, images, labels, k):
-            return compute_sums(sizes, values, state, images, labels, k)
+            return compute_sums(sizes, values, state_values, images, labels, k)
 
         subtree_sums = reduction.sum_subtrees(plan, compute, images, labels)
         return reduction.total(plan, subtree_sums, structure=(0.0, 0.0))
@@ -51,6 +54,6 @@ def make_eval_steps(
     def eval_step(images, labels):
         total = strategy.run(replica_eval_total, args=(images, labels))
         loss, num_correct = replicas.first(strategy, total)
-        return loss, num_correct, step_loop.is_finite(loss)
+        return step_loop.StepResult(loss, num_correct, step_loop.is_finite(loss))
 
     return step_loop.make_step_loop(eval_step, plan)

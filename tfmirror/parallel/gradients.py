@@ -39,6 +39,7 @@ def microbatch_gradients(
     loss_scale: tf.Tensor | float = 1.0,
     *,
     augment: Augment | None = None,
+    scales_loss: bool = False,
 ) -> MicrobatchSums:
     """Returns the MicrobatchSums of a training step's forward and backward pass.
 
@@ -55,6 +56,7 @@ def microbatch_gradients(
       loss_scale: factor of the loss before gradients are taken, against underflow in
         float16. The gradients keep it, `loss` does not.
       augment: function that changes the images; None: they stay as they are.
+      scales_loss: whether `loss_scale` can differ from 1.
     """
     averaged = [is_averaged(v) for v in model.non_trainable_variables]
     if images.shape[0] == 0:  # nothing to compute, and some layers refuse it
@@ -72,12 +74,22 @@ def microbatch_gradients(
             weights, state, pipeline.to_unit_range(images), training=True
         )
         loss = tf.reduce_sum(per_example_loss(labels, logits))
-        scaled_loss = loss * loss_scale
+        # Gradients of a sum grow with its number of examples. In float16 they would
+        # overflow in large microbatches, so the backward pass sees about a mean.
+        divisor = power_of_two(images.shape[0]) if scales_loss else 1.0
+        scaled_loss = loss * (loss_scale / divisor)
     gradients = tape.gradient(
         scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
+    if scales_loss:  # gradients of float32 weights: exact, as a power of two is
+        gradients = [gradient * divisor for gradient in gradients]
     new_state = [s for s, keep in zip(new_state, averaged, strict=True) if keep]
     return MicrobatchSums(loss, count_correct(labels, logits), gradients, new_state)
+
+
+def power_of_two(number: int) -> float:
+    """Returns the least power of two that is at least `number`, which is above 0."""
+    return float(1 << (number - 1).bit_length())
 
 
 def sums_structure(model: keras.Model) -> MicrobatchSums:

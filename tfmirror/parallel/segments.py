@@ -14,6 +14,7 @@ from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfmirror.data import pipeline
 from tfmirror.data.datasets import Examples
+from tfmirror.models import keras_defaults
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.step_loop import StepLoop, StepTotals
 
@@ -28,9 +29,18 @@ class Segment:
     # Yields the distributed (images, labels) of one global batch after another.
     iterator: Iterator[Any]
 
+    @keras_defaults.scope()  # the first call traces
     def run(self, num_steps: int, totals: StepTotals) -> StepTotals:
         """Takes `num_steps` more steps; returns the totals without waiting for them."""
         return self.steps(self.iterator, tf.constant(num_steps, tf.int64), totals)
+
+    def num_finished(self) -> int:
+        """Returns how many steps have come to their end, for any thread."""
+        return self.steps.num_finished()
+
+    def ask_to_stop(self) -> None:
+        """Lets any thread end a running call after its current step."""
+        self.steps.ask_to_stop()
 
 
 def make_segments(

@@ -104,10 +104,10 @@ def make_train_steps(
     returns the StepTotals after `num_steps` more steps. A call of 0 steps traces it and
     changes nothing. One trace serves every number of steps.
 
-    It stops before a step whose loss or gradient is not finite: variables and totals
-    keep their values, so fewer steps are counted. With a scaled loss (float16), a
-    gradient that is not finite does not stop it: it skips the update and lowers the
-    scale.
+    It stops before a step whose loss, gradient or new state is not finite: variables
+    and totals keep their values, so fewer steps are counted. With a loss scale above 1
+    (float16), a gradient that is not finite does not stop it: the update is skipped,
+    the scale is lowered, and the step is counted as skipped.
 
     Args:
       augment: function of (images, microbatch_index) that changes training images.
@@ -121,7 +121,12 @@ def make_train_steps(
     """
     gradients.check_state(model)
     compute_sums = reduction.compile_sums(
-        functools.partial(gradients.microbatch_gradients, model, augment=augment),
+        functools.partial(
+            gradients.microbatch_gradients,
+            model,
+            augment=augment,
+            scales_loss=optimizer.scales_loss,
+        ),
         model,
         with_loss_scale=True,
         max_concurrent=max_concurrent,
@@ -135,19 +140,22 @@ def make_train_steps(
     def train_step(images, labels):
         total = strategy.run(compute, args=(images, labels))
         first = replicas.first(strategy, total)  # every replica holds the same
-        is_finite = tf.reduce_all([step_loop.is_finite(g) for g in first.gradients])
-        goes_on = step_loop.is_finite(first.loss) & (is_finite | optimizer.scales_loss)
+        is_finite = step_loop.is_finite(first.gradients)
+        # A lower loss scale helps neither a loss nor a state: they don't contain it.
+        goes_on = step_loop.is_finite([first.loss, first.state])
+        goes_on &= is_finite | optimizer.can_skip()
+        is_skipped = goes_on & ~is_finite
         # Why a second strategy.run: the update depends on the total, and inside a
         # replica a tf.cond may hold no communication, which Keras' optimizers do
         # (merge_call, TensorFlow 2.21). Around strategy.run it may.
         tf.cond(
             goes_on & is_finite,
             lambda: _run_branch(strategy, update, total),
-            lambda: (
-                _run_branch(strategy, optimizer.skip) if optimizer.scales_loss else 0
+            lambda: tf.cond(
+                is_skipped, lambda: _run_branch(strategy, optimizer.skip), lambda: 0
             ),
         )
-        return first.loss, first.num_correct, goes_on
+        return step_loop.StepResult(first.loss, first.num_correct, goes_on, is_skipped)
 
     return step_loop.make_step_loop(train_step, plan)
 

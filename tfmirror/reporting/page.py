@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from tfmirror.reporting import comparison
+from tfmirror.reporting import comparison, history
 from tfmirror.rundir.reader import RunRecord
 
 TEMPLATE = "page.html"
@@ -32,6 +32,7 @@ def make_page(runs: Sequence[RunRecord], curves_png: bytes) -> str:
     template = environment.from_string(source.read_text(encoding="utf-8"))
     return template.render(
         rows=comparison.compare(runs),
+        starts=history.history(runs),
         differing=comparison.differing_settings(runs),
         picture=base64.b64encode(curves_png).decode("ascii"),
     )

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib import axes, figure, ticker
 
 from tfmirror import files
+from tfmirror.rundir import reader
 from tfmirror.rundir.reader import RunRecord
 
 PIXELS_PER_INCH = 150
@@ -29,19 +30,35 @@ DARK = 0.6  # share of the colour scale below which white text is readable
 
 
 def draw_curves(runs: Sequence[RunRecord]) -> figure.Figure:
-    """Returns a figure of loss and accuracy of `runs`, against epochs and seconds.
+    """Returns a figure of loss, accuracy and learning rate, against epochs and seconds.
 
-    Solid lines show the evaluation set, dashed lines the training set.
+    Solid lines show the evaluation set, dashed lines the training set. The learning
+    rate is the one at the end of each epoch.
     """
-    drawn = figure.Figure(figsize=(10, 6.6), layout="constrained")
-    grid = drawn.subplots(2, 2, sharey="row")
-    for row, (quantity, label) in zip(grid, QUANTITIES.items(), strict=True):
+    drawn = figure.Figure(figsize=(10, 8.4), layout="constrained")
+    grid = drawn.subplots(3, 2, sharey="row", height_ratios=(3, 3, 2))
+    for ax, against in zip(grid[2], AXES, strict=True):
+        for number, run in enumerate(runs, start=1):
+            _draw_line(ax, _x_of(run, against), run.values("learning_rate"), number)
+        _label(ax, AXES[against])
+    grid[2, 0].set_ylabel("learning rate")
+    for row, (quantity, label) in zip(grid[:2], QUANTITIES.items(), strict=True):
         for ax, against in zip(row, AXES, strict=True):
             _draw_quantity(ax, runs, quantity, against)
             _label(ax, AXES[against])
         row[0].set_ylabel(label)
     _draw_legend(drawn, grid[0, 0], runs)
     return drawn
+
+
+def draw_run(folder: pathlib.Path) -> None:
+    """Draws the curves of the run in `folder` into its plots/curves.png.
+
+    Raises:
+      InputError, OSError: the run can't be read, or the picture can't be written.
+    """
+    files.make_folder(folder / "plots")
+    save(draw_curves([reader.read(folder)]), folder / "plots" / "curves.png")
 
 
 def draw_accuracy(runs: Sequence[RunRecord]) -> figure.Figure:
@@ -166,9 +183,14 @@ def _draw_quantity(
       against: a key of AXES.
     """
     for number, run in enumerate(runs, start=1):
-        x = run.values("epoch") if against == "epochs" else run.seconds[1:]
+        x = _x_of(run, against)
         _draw_line(ax, x, run.values(f"train_{quantity}"), number, "--")
         _draw_line(ax, x, run.values(f"eval_{quantity}"), number)
+
+
+def _x_of(run: RunRecord, against: str) -> list[float]:
+    """Returns the end of each epoch on the x axis `against`, a key of AXES."""
+    return run.values("epoch") if against == "epochs" else run.seconds[1:]
 
 
 def _draw_line(

@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from tfmirror import files, metrics
+from tfmirror import archives, errors, files, metrics
 from tfmirror.rundir.state import ModelDescription, PassProgress, RunProgress, RunState
 
+FOLDER = "checkpoints"  # name in the run directory
 BEST = "best.npz"
 STATE_JSON = "state.json"  # name in the archive of all that is not a variable
 DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
@@ -35,6 +36,15 @@ class DamagedError(Exception):
     """A file is not a complete checkpoint."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What there is in a folder of checkpoints."""
+
+    state: RunState | None = None  # of the newest complete one
+    path: pathlib.Path | None = None  # of it
+    damaged: tuple[pathlib.Path, ...] = ()  # newer files, which are not complete
+
+
 def write(folder: pathlib.Path, state: RunState, keep: int = 0) -> pathlib.Path:
     """Writes `state` as folder/step-<steps>.npz; returns the path.
 
@@ -42,18 +52,20 @@ def write(folder: pathlib.Path, state: RunState, keep: int = 0) -> pathlib.Path:
 
     Args:
       folder: made if it does not exist; its parent must exist.
-      keep: how many of the newest checkpoints to keep, not counting best.npz; 0: all.
+      keep: how many checkpoints to keep, this one and those of the steps before it,
+        not counting best.npz; 0: all. Those of later steps stay.
 
     Raises:
       OSError: no space, no permission, or no parent folder.
     """
-    folder.mkdir(exist_ok=True)
+    files.make_folder(folder)
     for stale in folder.glob(f"*{files.UNFINISHED}"):  # of a process that was killed
         stale.unlink(missing_ok=True)
     path = folder / f"step-{state.num_steps:09}.npz"
     files.write_bytes(path, to_bytes(state))
-    by_age = sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name))
-    for outdated in by_age[:-keep] if keep else []:
+    # By name is by step. What is not older than the file just written is not touched.
+    older = [p for p in _sorted_paths(folder) if p.name < path.name]
+    for outdated in older[: max(0, len(older) - keep + 1)] if keep else []:
         outdated.unlink(missing_ok=True)
     return path
 
@@ -71,14 +83,25 @@ def mark_best(path: pathlib.Path) -> None:
             shutil.copyfile(path, unfinished)
 
 
-def best_accuracy(folder: pathlib.Path) -> float:
+def best_accuracy(
+    folder: pathlib.Path, warn: Callable[[str], object] = lambda line: None
+) -> float:
     """Returns the evaluation accuracy of best.npz, in [0, 1].
 
     -1 if there is no usable best.npz, so that any checkpoint may replace it.
+
+    Args:
+      warn: called with one line if best.npz is there and can't be used.
     """
+    path = folder / BEST
     try:
-        return read(folder / BEST).position.records[-1]["eval_accuracy"]
-    except (DamagedError, IndexError, KeyError):
+        return read(path).position.records[-1]["eval_accuracy"]
+    except (DamagedError, IndexError, KeyError) as error:
+        if path.exists():
+            warn(
+                f"warning: {path} is damaged ({error}): the best of the epochs from "
+                "here on takes its place"
+            )
         return -1.0
 
 
@@ -92,13 +115,39 @@ def latest(
     Args:
       warn: called with one line for each damaged checkpoint that is skipped.
     """
-    paths = folder.iterdir() if folder.is_dir() else ()
-    for path in sorted((p for p in paths if NAME.fullmatch(p.name)), reverse=True):
+    found = find(folder, warn)
+    return found.state, found.path
+
+
+def find(folder: pathlib.Path, warn: Callable[[str], object]) -> Found:
+    """Returns the newest complete checkpoint in `folder`, and what is damaged.
+
+    Changes nothing. The folder need not exist.
+
+    Args:
+      warn: called with one line for each damaged checkpoint that is skipped.
+    """
+    damaged: list[pathlib.Path] = []
+    for path in reversed(_sorted_paths(folder)):
         try:
-            return read(path), path
+            return Found(read(path), path, tuple(damaged))
         except DamagedError as error:
-            warn(f"warning: skipped the damaged checkpoint {path}: {error}")
-    return None, None
+            if path.exists():  # a run that goes on may have removed it meanwhile
+                warn(f"warning: skipped the damaged checkpoint {path}: {error}")
+                damaged.append(path)
+    return Found(damaged=tuple(damaged))
+
+
+def has_any(folder: pathlib.Path) -> bool:
+    """Returns whether `folder` exists and holds checkpoints, complete or not."""
+    return bool(_sorted_paths(folder))
+
+
+def _sorted_paths(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files with a checkpoint's name, from the first step to the last."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if NAME.fullmatch(p.name))
 
 
 def read(path: pathlib.Path) -> RunState:
@@ -108,9 +157,12 @@ def read(path: pathlib.Path) -> RunState:
       DamagedError: the file can't be read or is not a complete checkpoint.
     """
     try:
+        files.check_size(path, files.memory_bytes())
         content = path.read_bytes()
     except OSError as error:
         raise DamagedError(error.strerror) from error
+    except errors.InputError as error:
+        raise DamagedError(str(error)) from error
     state = from_bytes(content)
     match = NAME.fullmatch(path.name)
     if match and int(match[1]) != state.num_steps:
@@ -119,7 +171,7 @@ def read(path: pathlib.Path) -> RunState:
 
 
 def to_bytes(state: RunState) -> bytes:
-    """Returns a RunState as the bytes of a checkpoint."""
+    """Returns a RunState as the bytes of a checkpoint, equal for equal states."""
     position = state.position
     everything_else = {
         "settings": state.settings,
@@ -137,7 +189,9 @@ def to_bytes(state: RunState) -> bytes:
     }
     np.savez(buffer, **arrays)
     with zipfile.ZipFile(buffer, "a") as archive:
-        archive.writestr(STATE_JSON, json.dumps(everything_else))
+        # A ZipInfo has a fixed time. So equal states are equal files, and a clock that
+        # stands before 1980, where zip's times begin, does no harm.
+        archive.writestr(zipfile.ZipInfo(STATE_JSON), json.dumps(everything_else))
         archive.comment = b"0" * DIGEST_LENGTH
     content = buffer.getvalue()[:-DIGEST_LENGTH]
     return content + _digest(content)
@@ -155,20 +209,27 @@ def from_bytes(content: bytes) -> RunState:
         raise DamagedError("its bytes do not agree with the digest at its end")
     try:
         return _parse(content)
-    except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"it was not written by tfmirror ({error})") from error
+    # The digest is no signature: a file that somebody made can raise almost any error.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise DamagedError(f"it was not written by tfmirror ({reason})") from error
 
 
 def _parse(content: bytes) -> RunState:
     """Returns the RunState in bytes whose digest is right.
 
     Raises:
-      KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile: something other
-        than `to_bytes` wrote them.
+      Exception: something other than `to_bytes` wrote them.
     """
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        values = json.loads(archive.zip.read(STATE_JSON))
-        arrays = [archive[f"variable{k}"] for k in range(len(values["variables"]))]
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archives.check_stored(archive, len(content))
+        if archive.getinfo(STATE_JSON).file_size > files.MAX_JSON_BYTES:
+            raise ValueError(f"{STATE_JSON} in it is too large")
+        values = json.loads(archive.read(STATE_JSON))
+        arrays = [
+            archives.read_array(archive, f"variable{k}.npy")
+            for k in range(len(values["variables"]))
+        ]
     point = values["point"]
     totals = metrics.Totals(**point.pop("totals"))
     return RunState(

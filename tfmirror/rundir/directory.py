@@ -1,95 +1,28 @@
-"""Makes, locks and writes the run directory.
+"""Writes the files of a run directory.
 
-directory = create(workdir="runs/first", default_name="cnn-digits")
 with RunWriter(directory) as writer:
-    writer.write_json("config.json", {...})
+    writer.write_json("summary.json", {...})
     writer.write_epoch(step=12, record={...})
 """
 
 import contextlib
-import datetime
 import json
 import os
 import pathlib
 import re
 import shutil
+import types
+import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import filelock
 import keras
 import tensorflow as tf
 
 from tfmirror import errors, files, metrics
+from tfmirror.rundir import checkpoints
 
-DEFAULT_PARENT = pathlib.Path("runs")
 MODEL = "model.keras"
-
-
-def check_is_free(workdir: str) -> None:
-    """Checks that a run directory can be made, without making anything.
-
-    Args:
-      workdir: its path; empty: a new folder in runs/.
-
-    Raises:
-      InputError: the folder holds files, or it can't be made or written.
-    """
-    path = errors.expand_path("workdir", workdir) if workdir else DEFAULT_PARENT
-    if workdir and path.is_dir() and any(path.iterdir()):
-        holds = "a run" if (path / "config.json").exists() else "files"
-        raise errors.InputError(
-            f"workdir must be a new or empty folder: {workdir!r} holds {holds} already"
-        )
-    nearest = path  # the nearest that exists
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise errors.InputError(
-            f"workdir must be a folder that can be written: got {str(path)!r}, but "
-            f"{str(nearest)!r} is {'read-only' if nearest.is_dir() else 'not a folder'}"
-        )
-
-
-def create(
-    workdir: str, default_name: str, now: datetime.datetime | None = None
-) -> pathlib.Path:
-    """Makes the run directory and returns its path.
-
-    Args:
-      workdir: its path; empty: runs/<default_name>-<UTC time>, with a number at its end
-        if that folder exists.
-      now: None: the current time.
-
-    Raises:
-      InputError: the folder holds files, or it can't be made or written.
-    """
-    check_is_free(workdir)
-    try:
-        if workdir:
-            path = errors.expand_path("workdir", workdir)
-            path.mkdir(parents=True, exist_ok=True)
-            return path
-        now = now or datetime.datetime.now(datetime.UTC)
-        stem = f"{default_name}-{now:%Y%m%dT%H%M%SZ}"
-        return _make_new_folder(DEFAULT_PARENT, stem)
-    except OSError as error:
-        raise errors.InputError(
-            f"workdir can't be made at {error.filename!r}: {error.strerror}"
-        ) from error
-
-
-def _make_new_folder(parent: pathlib.Path, stem: str) -> pathlib.Path:
-    """Makes parent/stem, or parent/stem-2 and so on; returns the path."""
-    number = 1
-    while True:
-        path = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path
 
 
 def save_model(model: keras.Model, path: pathlib.Path) -> None:
@@ -99,30 +32,26 @@ def save_model(model: keras.Model, path: pathlib.Path) -> None:
       OSError: it can't be written.
     """
     with files.replaced(path, ending=".keras") as unfinished:  # Keras insists on it
-        model.save(unfinished)
+        with _fixed_time_of_zip_entries():
+            model.save(unfinished)
 
 
 @contextlib.contextmanager
-def lock(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes from training in `directory`.
+def _fixed_time_of_zip_entries() -> Iterator[None]:
+    """Lets zipfile write 1980-01-01 as the time of every entry.
 
-    The system releases the lock when the process ends, even if it is killed.
-
-    Raises:
-      InputError: another process holds the lock.
+    Keras 3.15 gives entries the current time, and zipfile refuses a time before 1980,
+    which a clock without a battery may show. Neither has an option for it. zipfile
+    (Python 3.11 to 3.13) asks the module that it knows as `time`.
     """
-    held = filelock.FileLock(directory / ".lock")
-    try:
-        held.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise errors.InputError(
-            f"workdir is in use: another process trains in {str(directory)!r}; wait "
-            "for it to end or choose another workdir"
-        ) from error
+    moment = (*zipfile.ZipInfo().date_time, 0, 0, 0)
+    known: Any = zipfile  # whose type does not declare the module that it imports
+    real = known.time
+    known.time = types.SimpleNamespace(time=real.time, localtime=lambda _: moment)
     try:
         yield
     finally:
-        held.release()
+        known.time = real
 
 
 @contextlib.contextmanager
@@ -138,9 +67,23 @@ def stops_on_os_errors(directory: pathlib.Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise errors.TrainingStoppedError(
-            f"{directory} can't be written: {error.strerror or error}; its checkpoints "
-            f"are complete: resume with --workdir='{directory}' --resume=auto"
+            f"{directory} can't be written: {error.strerror or error}; "
+            f"{_how_to_go_on(directory)}"
         ) from error
+
+
+def _how_to_go_on(directory: pathlib.Path) -> str:
+    """Returns what is left of a run that has stopped, and what to do."""
+    if not directory.is_dir():
+        return "the folder is gone: choose another --workdir"
+    try:
+        _, path = checkpoints.latest(directory / checkpoints.FOLDER, lambda line: None)
+    except OSError as error:
+        return f"its checkpoints can't be listed ({error.strerror})"
+    again = f"with --workdir='{directory}' --resume=auto"
+    if path:
+        return f"{path.name} is complete: resume {again}"
+    return f"it has no complete checkpoint: call again {again} to start from step 0"
 
 
 class RunWriter:
@@ -168,38 +111,62 @@ class RunWriter:
         shutil.rmtree(events, ignore_errors=True)
         with _os_errors_of_tensorflow():
             self._events = tf.summary.create_file_writer(str(events))
-        self._lines = open(self.directory / "metrics.jsonl", "w", encoding="utf-8")
+        path = self.directory / "metrics.jsonl"
+        lines = [_line(r["epoch"] * steps_per_epoch, r) for r in records]
+        files.write_text(path, "".join(lines))
+        self._lines = open(path, "a", encoding="utf-8")
         for record in records:
-            self.write_epoch(record["epoch"] * steps_per_epoch, record)
+            self._write_events(record["epoch"] * steps_per_epoch, record)
 
     def __enter__(self) -> "RunWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._lines.close()
-        with _os_errors_of_tensorflow():
-            self._events.close()
+        try:
+            self._lines.close()
+        finally:
+            with _os_errors_of_tensorflow():
+                self._events.close()
+
+    def sync(self) -> None:
+        """Puts the TensorBoard events on the disk, as metrics.jsonl always is."""
+        files.sync_tree(self.directory / "tensorboard")
 
     def write_json(self, name: str, content: Any) -> None:
         """Writes `content` as the JSON file `name` of the run directory."""
         files.write_json(self.directory / name, content)
 
     def write_epoch(self, step: int, record: dict[str, Any]) -> None:
-        """Appends one epoch to metrics.jsonl and to the TensorBoard events.
+        """Appends one epoch to metrics.jsonl, on the disk, and to TensorBoard's events.
 
         Args:
           step: training steps taken so far.
-          record: "epoch", from 1, and a number for each key of metrics.NAMES.
+          record: "epoch", from 1, and a number for each key of metrics.NAMES. Keys
+            that it lacks, as those of earlier versions do, are left out.
         """
-        line = {"step": step, "epoch": record["epoch"]}
-        line |= {name: record[key] for key, name in metrics.NAMES.items()}
-        self._lines.write(json.dumps(line) + "\n")
+        self._lines.write(_line(step, record))
         self._lines.flush()
+        os.fsync(self._lines.fileno())
+        self._write_events(step, record)
+
+    def _write_events(self, step: int, record: dict[str, Any]) -> None:
+        """Appends one epoch to the TensorBoard events."""
         with _os_errors_of_tensorflow():
             with self._events.as_default(step=step):
-                for key, name in metrics.NAMES.items():
-                    _write_scalar(name, record[key])
+                for name, value in _named(record).items():
+                    _write_scalar(name, value)
             self._events.flush()
+
+
+def _line(step: int, record: dict[str, Any]) -> str:
+    """Returns the line of metrics.jsonl for the record of an epoch."""
+    line = {"step": step, "epoch": record["epoch"]} | _named(record)
+    return json.dumps(line) + "\n"
+
+
+def _named(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metrics of the record of an epoch, by their names in files."""
+    return {name: record[key] for key, name in metrics.NAMES.items() if key in record}
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ run.name, run.records[-1]["eval_accuracy"], run.is_finished
 """
 
 import dataclasses
+import math
 import pathlib
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfmirror import errors, files, metrics
@@ -28,6 +29,7 @@ class RunRecord:
     settings: dict[str, Any]  # config.json
     records: list[dict[str, Any]]  # summary.json's "epochs", of the finished ones
     summary: dict[str, Any] | None  # summary.json; None: the run has not finished
+    starts: tuple[dict[str, Any], ...] = ()  # environment.json, see `read_starts`
 
     @property
     def is_finished(self) -> bool:
@@ -54,12 +56,21 @@ class RunRecord:
         return ends
 
     def values(self, key: str) -> list[Any]:
-        """Returns `key` of every finished epoch's record."""
-        return [record[key] for record in self.records]
+        """Returns `key` of every finished epoch's record; NaN where it is absent."""
+        return [record.get(key, math.nan) for record in self.records]
 
 
-def read(path: str | pathlib.Path) -> RunRecord:
+def _say_nothing(line: str) -> None:
+    """Takes a line for people and passes over it."""
+
+
+def read(
+    path: str | pathlib.Path, warn: Callable[[str], object] = _say_nothing
+) -> RunRecord:
     """Returns the run in the folder `path`.
+
+    Args:
+      warn: called with one line for each file that is damaged and can be done without.
 
     Raises:
       InputError: no such folder, no run in it, or a damaged file of the run.
@@ -73,15 +84,63 @@ def read(path: str | pathlib.Path) -> RunRecord:
         )
     settings = files.read_json_object(folder / "config.json")
     check_settings(folder / "config.json", settings, NEEDED_TO_COMPARE)
-    summary_file = folder / "summary.json"
     return RunRecord(
         name=folder.resolve().name,
         settings=settings,
         records=_read_records(folder / "metrics.jsonl"),
-        summary=(
-            files.read_json_object(summary_file) if summary_file.exists() else None
-        ),
+        summary=read_summary(folder, warn),
+        starts=read_starts(folder, warn),
     )
+
+
+def read_summary(
+    folder: pathlib.Path, warn: Callable[[str], object]
+) -> dict[str, Any] | None:
+    """Returns the summary.json of a run directory; None: the run has not finished.
+
+    Args:
+      warn: called with one line if the file is damaged; the run then counts as not
+        finished.
+    """
+    path = folder / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        return files.read_json_object(path)
+    except files.DamagedFileError as error:
+        warn(
+            f"warning: {path} is damaged ({error.why}): the run counts as not finished"
+        )
+        return None
+
+
+def read_starts(
+    folder: pathlib.Path, warn: Callable[[str], object]
+) -> tuple[dict[str, Any], ...]:
+    """Returns what each start of a run ran on, from the first to the last.
+
+    An entry is what environment.describe_start returned then; that of a run from before
+    there was one for each start holds what environment.describe returns.
+
+    Args:
+      folder: the run directory; without an environment.json there are none.
+      warn: called with one line if environment.json is damaged; there are then none.
+    """
+    path = folder / "environment.json"
+    if not path.exists():
+        return ()
+    try:
+        content = files.read_json_object(path)
+        starts = content.get("starts", [content])
+        if not (isinstance(starts, list) and all(isinstance(s, dict) for s in starts)):
+            raise files.damaged(path, '"starts" is not a list of objects')
+    except files.DamagedFileError as error:
+        warn(
+            f"warning: {path} is damaged ({error.why}): what the run ran on before is "
+            "not known"
+        )
+        return ()
+    return tuple(starts)
 
 
 def check_settings(
@@ -113,7 +172,11 @@ def _parse_record(path: pathlib.Path, line: str) -> dict[str, Any]:
     """Returns the record of an epoch in one line of metrics.jsonl."""
     values = files.parse_json_object(path, line)
     try:
-        record = {key: values[name] for key, name in metrics.NAMES.items()}
+        record = {
+            key: values[name]
+            for key, name in metrics.NAMES.items()
+            if name in values or key not in metrics.ADDED
+        }
         return {"epoch": values["epoch"]} | record
     except KeyError as error:
         raise files.damaged(path, f"no {error} in a line") from error

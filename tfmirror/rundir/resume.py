@@ -6,17 +6,21 @@ previous.state, previous.summary                    # None, None: starts from st
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfmirror import config, errors, files
-from tfmirror.rundir import checkpoints
+from tfmirror.data import pipeline
+from tfmirror.rundir import checkpoints, reader, workdir
 from tfmirror.rundir.state import RunState
 from tfmirror.settings import names_with
 
 # Entries of environment.json that affect how the last bits are rounded. The number of
-# threads does too.
-AFFECTS_ROUNDING = ("tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices")
+# threads and the models of the GPUs do too.
+AFFECTS_ROUNDING = (
+    "tfmirror", "tensorflow", "keras", "cpu_model", "stand_in_devices",
+    "nvidia_driver", "cuda", "cudnn",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +30,15 @@ class PreviousRun:
     directory: pathlib.Path | None = None  # to continue in; None: make a new one
     state: RunState | None = None  # None: start from step 0
     summary: dict[str, Any] | None = None  # None: the run still has to be trained
-    environment: dict[str, Any] | None = None  # environment.json; None: not known
+    starts: tuple[dict[str, Any], ...] = ()  # what it ran on, see reader.read_starts
+    # Damaged checkpoints in `directory` that are newer than `state`.
+    damaged: tuple[pathlib.Path, ...] = ()
 
 
 def find(settings: config.ResolvedConfig, warn: Callable[[str], object]) -> PreviousRun:
-    """Returns the run that resolved `settings` ask to resume.
+    """Returns the run that resolved `settings` ask to resume; changes nothing.
+
+    Who holds the lock of the run directory gets what is still true later.
 
     Args:
       warn: called with lines for people.
@@ -53,7 +61,7 @@ def _find_given(
     state = _read_given(path, warn)
     check_settings(state.settings, settings)
     directory = path if path.is_dir() else path.resolve().parent.parent
-    return PreviousRun(state=state, environment=_read_environment(directory))
+    return PreviousRun(state=state, starts=reader.read_starts(directory, warn))
 
 
 def _find_in_workdir(
@@ -61,28 +69,51 @@ def _find_in_workdir(
 ) -> PreviousRun:
     """Returns the run in settings.workdir, to continue there."""
     directory = errors.expand_path("workdir", settings.workdir)
-    if not (directory / "config.json").exists():
+    if not workdir.holds_run(directory):
         return PreviousRun()
-    state, path = checkpoints.latest(directory / "checkpoints", warn)
-    if state:
-        previous_settings = state.settings
-    else:
-        previous_settings = files.read_json_object(directory / "config.json")
-    check_settings(previous_settings, settings)
-    has_finished = (directory / "summary.json").exists()
-    if has_finished and previous_settings.get("epochs") == settings.epochs:
-        summary = files.read_json_object(directory / "summary.json")
+    found = checkpoints.find(directory / checkpoints.FOLDER, warn)
+    previous = found.state.settings if found.state else _read_settings(directory)
+    check_settings(previous, settings)
+    summary = reader.read_summary(directory, warn)
+    if summary and _num_epochs(summary) == settings.epochs:
         return PreviousRun(directory, summary=summary)
+    state = found.state
     if state:
-        warn(f"resumed from {path}")
-        return PreviousRun(directory, state, environment=_read_environment(directory))
-    if has_finished:
+        warn(f"resumed from {found.path}")
+    elif summary:
         raise errors.InputError(
             f"{directory} holds a finished run without a checkpoint to resume from; "
             "choose another --workdir"
         )
-    warn(f"no checkpoint in {directory}: the run starts from step 0")
-    return PreviousRun(directory)
+    elif previous.get("resume", "never") not in ("never", "auto"):
+        # It began from another run, and was killed before its first checkpoint.
+        state = _read_given(errors.expand_path("resume", previous["resume"]), warn)
+        warn(f"no checkpoint in {directory}: resumed from {previous['resume']} again")
+    else:
+        warn(f"no checkpoint in {directory}: the run starts from step 0")
+    starts = reader.read_starts(directory, warn)
+    return PreviousRun(directory, state, starts=starts, damaged=found.damaged)
+
+
+def _read_settings(directory: pathlib.Path) -> dict[str, Any]:
+    """Returns config.json of a run directory without a complete checkpoint.
+
+    Raises:
+      InputError: it is missing or damaged, so that the run's settings are not known.
+    """
+    try:
+        return files.read_json_object(directory / "config.json")
+    except files.DamagedFileError as error:
+        raise errors.InputError(
+            f"{error.path} is damaged ({error.why}), and no complete checkpoint has "
+            "the run's settings; choose another --workdir"
+        ) from error
+
+
+def _num_epochs(summary: dict[str, Any]) -> int:
+    """Returns the number of epochs in a summary.json."""
+    records = summary.get("epochs")
+    return len(records) if isinstance(records, list) else 0
 
 
 def _read_given(path: pathlib.Path, warn: Callable[[str], object]) -> RunState:
@@ -107,24 +138,18 @@ def _read_given(path: pathlib.Path, warn: Callable[[str], object]) -> RunState:
         ) from error
 
 
-def _read_environment(directory: pathlib.Path) -> dict[str, Any] | None:
-    """Returns the environment.json of a run directory; None if there is none."""
-    path = directory / "environment.json"
-    return files.read_json_object(path) if path.exists() else None
-
-
 def environment_changes(
-    previous: dict[str, Any] | None, current: dict[str, Any]
+    starts: Sequence[dict[str, Any]], current: dict[str, Any]
 ) -> list[str]:
     """Returns a warning for each change that may round the last bits differently.
 
     Args:
-      previous: environment.json of the run to resume; None: not known.
+      starts: what the run to resume has run on; its last start counts.
       current: what environment.describe gives now.
     """
-    if not previous:
+    if not starts:
         return []
-    then, now = _rounding(previous), _rounding(current)
+    then, now = _rounding(starts[-1]), _rounding(current)
     return [
         f"warning: {name} was {then[name]}, now {now[name]}: last bits may differ"
         for name in then
@@ -133,9 +158,13 @@ def environment_changes(
 
 
 def _rounding(environment: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of environment.json that affect rounding, and the threads."""
+    """Returns what of an environment affects rounding; "" for what was not written."""
     threads = environment.get("intra_op_threads") or environment.get("num_cpus")
-    return {n: environment.get(n) for n in AFFECTS_ROUNDING} | {"threads": threads}
+    models = sorted(set(environment.get("gpus") or ()))
+    return {n: environment.get(n, "") for n in AFFECTS_ROUNDING} | {
+        "threads": threads,
+        "gpu": ", ".join(models),
+    }
 
 
 def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) -> None:
@@ -149,8 +178,10 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
         run began, and has had its default's effect.
 
     Raises:
-      InputError: a setting differs that must not; the message lists all of them.
+      InputError: the run had another order of examples; or a setting differs that must
+        not, and the message lists all of them.
     """
+    _check_order(previous)
     previous = dataclasses.asdict(config.TrainConfig()) | previous
     allowed = {*settings.resume_override, *names_with(config.TrainConfig, "free")}
     if settings.microbatches:
@@ -164,6 +195,20 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
     if set(differing) <= set(names_with(config.TrainConfig, "override")):
         advice += f", or --resume_override={','.join(differing)}"
     raise errors.InputError(f"the run to resume had other settings: {listed}; {advice}")
+
+
+def _check_order(previous: dict[str, Any]) -> None:
+    """Raises InputError if a run with these settings had another order of examples.
+
+    The rest of its epoch would repeat some examples and leave out others.
+    """
+    version = previous.get("order_version", 1)  # the first one was not recorded
+    if version != pipeline.ORDER_VERSION:
+        raise errors.InputError(
+            f"the run to resume shuffles with version {version!r} of the order of "
+            f"examples, this tfmirror has version {pipeline.ORDER_VERSION}: start a "
+            "new run in another --workdir, or resume with the tfmirror that began it"
+        )
 
 
 def check_progress(

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from tfmirror import config, metrics
+from tfmirror.data import pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,7 @@ class PassProgress:
     num_steps: int = 0  # taken in this pass
     totals: metrics.Totals = metrics.Totals(0.0, 0, 0)  # over their examples
     seconds: float = 0.0  # that they took
+    num_skipped: int = 0  # of the steps, those without an update; 0 in old checkpoints
 
 
 START_OF_PASS = PassProgress()
@@ -30,7 +32,8 @@ class RunProgress:
     """How far a run has come: its finished epochs, and its pass through the next one.
 
     A record of an epoch is an entry of summary.json's "epochs": "epoch", a whole number
-    from 1, and a number for each key of metrics.NAMES.
+    from 1, and a number for each key of metrics.NAMES; those of earlier versions
+    may lack the keys in metrics.ADDED.
     """
 
     records: tuple[dict[str, Any], ...] = ()  # one for each finished epoch
@@ -80,7 +83,7 @@ class ModelDescription:
 class RunState:
     """A run, stopped between two steps."""
 
-    settings: dict[str, Any]  # resolved, as in config.json
+    settings: dict[str, Any]  # of settings_to_record, as in config.json
     data_sha256: str  # datasets.ImageDataset.sha256 of its data
     position: RunProgress
     num_steps: int  # since the run began
@@ -106,7 +109,7 @@ class TrainingSetup(Protocol):
 def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     """Returns the RunState of `training_setup` at `position`, from replica 0."""
     return RunState(
-        settings=training_setup.settings.to_json(),
+        settings=settings_to_record(training_setup.settings),
         data_sha256=training_setup.data_sha256,
         position=position,
         num_steps=position.num_steps(training_setup.steps_per_epoch),
@@ -116,6 +119,14 @@ def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
             for name, variable in _trained_variables(training_setup).items()
         },
     )
+
+
+def settings_to_record(settings: config.ResolvedConfig) -> dict[str, Any]:
+    """Returns {name: value} of the settings, and the version of the order of examples.
+
+    The version is no setting: nobody chooses it, but a run can't change it.
+    """
+    return settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
 
 
 def describe_model(model: keras.Model) -> ModelDescription:

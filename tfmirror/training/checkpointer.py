@@ -1,10 +1,11 @@
 """Writes a run's checkpoints when they are due, and marks the best one.
 
-checkpointer = Checkpointer(training_setup, folder / "checkpoints")
+checkpointer = Checkpointer(training_setup, folder / "checkpoints", warn=print)
 path = checkpointer.write(run_progress)
 """
 
 import pathlib
+from collections.abc import Callable
 
 from tfmirror.rundir import checkpoints
 from tfmirror.rundir import state as states
@@ -15,15 +16,25 @@ from tfmirror.training.setup import TrainingSetup
 class Checkpointer:
     """The checkpoints of one run."""
 
-    def __init__(self, training_setup: TrainingSetup, folder: pathlib.Path) -> None:
-        """`folder` is the run directory's folder of checkpoints."""
+    def __init__(
+        self,
+        training_setup: TrainingSetup,
+        folder: pathlib.Path,
+        warn: Callable[[str], object],
+    ) -> None:
+        """Reads how good the best checkpoint yet is.
+
+        Args:
+          folder: the run directory's folder of checkpoints.
+          warn: called with one line if that checkpoint is damaged.
+        """
         self._setup, self._folder = training_setup, folder
         interval = training_setup.settings.checkpoint_every
         self.is_enabled = interval.number > 0
         # 0: none is due after steps, or after epochs.
         self.every_steps = interval.number if interval.unit == "step" else 0
         self._every_epochs = interval.number if interval.unit == "epoch" else 0
-        self._best_accuracy = checkpoints.best_accuracy(folder)
+        self._best_accuracy = checkpoints.best_accuracy(folder, warn)
 
     def write(self, progress: RunProgress) -> pathlib.Path:
         """Writes a checkpoint at `progress`, where the setup is; returns its path."""

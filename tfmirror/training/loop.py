@@ -22,9 +22,11 @@ from tfmirror.rundir.state import START_OF_PASS, PassProgress
 TARGET_LOOP_SECONDS = 0.5
 FIRST_LOOP_STEPS = 4
 
+Guard = Callable[[Segment], AbstractContextManager]
+
 
 class NotFiniteError(Exception):
-    """A step was not taken, since its loss or gradient is not finite."""
+    """A step was not taken, since its loss, gradient or state is not finite."""
 
     def __init__(self, num_steps: int) -> None:
         """`num_steps` of the pass were taken before it."""
@@ -79,7 +81,8 @@ def run_pass(
     steps_per_loop: int = 0,
     periodics: Sequence[Periodic] = (),
     on_call: Callable[[PassProgress], None] | None = None,
-    guard: Callable[[int], AbstractContextManager] = lambda _: contextlib.nullcontext(),
+    guards: Sequence[Guard] = (),
+    is_asked_to_stop: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
 ) -> PassProgress:
     """Runs all steps of `segments` that are left; returns the progress at the end.
@@ -93,7 +96,9 @@ def run_pass(
       steps_per_loop: steps in a call; 0: `next_loop_steps` chooses.
       periodics: a call ends where one of them is due.
       on_call: called after each call, before the periodics, with the progress.
-      guard: function of a number of steps that returns a context manager for a call.
+      guards: functions of a segment that return a context manager for a call of it.
+      is_asked_to_stop: whether a call may have taken fewer steps than it was to take,
+        since a guard let another thread stop it. `on_call` should then end the pass.
       clock: returns seconds. It is read once a call's results are there.
 
     Raises:
@@ -106,19 +111,23 @@ def run_pass(
             due = min((p.steps_until_due for p in periodics), default=math.inf)
             num_steps = int(min(loop_steps, num_left, due))
             call_start = clock()
-            with guard(num_steps):
+            with contextlib.ExitStack() as stack:
+                for guard in guards:
+                    stack.enter_context(guard(segment))
                 totals = segment.run(num_steps, totals)
                 after = int(totals.num_steps)  # waits for the device
-            if after < reached.num_steps + num_steps:
+            num_taken = after - reached.num_steps
+            # A call that was asked to stop has taken a step at least.
+            if num_taken < num_steps and not (num_taken and is_asked_to_stop()):
                 raise NotFiniteError(after)
-            num_left -= num_steps
+            num_left -= num_taken
             reached = _advanced(reached, segment, totals, seconds=clock() - began)
             if not steps_per_loop:
-                loop_steps = next_loop_steps(num_steps, clock() - call_start)
+                loop_steps = next_loop_steps(num_taken, clock() - call_start)
             if on_call:
                 on_call(reached)
             for periodic in periodics:
-                periodic.advance(num_steps, reached)
+                periodic.advance(num_taken, reached)
     return reached
 
 
@@ -133,7 +142,7 @@ def _advanced(
         int(totals.num_correct),
         reached.totals.num_examples + num_new,
     )
-    return PassProgress(num_steps, so_far, seconds)
+    return PassProgress(num_steps, so_far, seconds, int(totals.num_skipped))
 
 
 def _left(

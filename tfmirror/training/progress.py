@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfmirror import config, hardware, metrics, recipes
-from tfmirror.rundir.state import PassProgress
+from tfmirror.rundir.state import PassProgress, RunState
+from tfmirror.training import schedules, terminal
 from tfmirror.training.setup import TrainingSetup
 
 
@@ -64,14 +65,30 @@ def extra_lines(settings: config.ResolvedConfig) -> list[str]:
     return lines
 
 
+def schedule_lines(training_setup: TrainingSetup, state: RunState | None) -> list[str]:
+    """Returns a line if the run resumes `state` with a schedule of other length."""
+    if not state:
+        return []
+    return schedules.changes(
+        state.settings["epochs"],
+        training_setup.settings,
+        training_setup.steps_per_epoch,
+        int(training_setup.optimizer.keras_optimizer.iterations.numpy()),
+    )
+
+
 def epoch_record(
-    epoch: int, trained: PassProgress, evaluated: PassProgress
+    epoch: int,
+    trained: PassProgress,
+    evaluated: PassProgress,
+    learning_rate: float,
 ) -> dict[str, Any]:
     """Returns one entry of summary.json's "epochs".
 
     Args:
       epoch: counted from 1.
       trained, evaluated: the progress at the ends of both passes.
+      learning_rate: of the step that would follow the epoch.
     """
     return {
         "epoch": epoch,
@@ -82,7 +99,27 @@ def epoch_record(
         "train_seconds": trained.seconds,
         "eval_seconds": evaluated.seconds,
         "images_per_second": trained.totals.num_examples / trained.seconds,
+        "learning_rate": learning_rate,
+        "skipped_steps": trained.num_skipped,
     }
+
+
+def epoch_lines(record: dict[str, Any], training_setup: TrainingSetup) -> list[str]:
+    """Returns the line of a finished epoch, and a warning if one is due."""
+    line = terminal.epoch_line(record, training_setup.settings.epochs)
+    return [line, *skip_warnings(record, training_setup.steps_per_epoch)]
+
+
+def skip_warnings(record: dict[str, Any], steps_per_epoch: int) -> list[str]:
+    """Returns a line if more than half of the epoch's steps were skipped."""
+    skipped = record["skipped_steps"]
+    if 2 * skipped <= steps_per_epoch:
+        return []
+    return [
+        f"warning: {skipped} of {steps_per_epoch} steps of epoch {record['epoch']} "
+        "were skipped, since gradients overflowed in float16: a lower --learning_rate, "
+        "--clip_norm or --precision=bfloat16 may help"
+    ]
 
 
 def summarize(
@@ -115,6 +152,7 @@ def summarize(
         "seed": settings.seed,
         "trace_seconds": trace_seconds,
         "epochs": list(records),
+        "skipped_steps": sum(record.get("skipped_steps", 0) for record in records),
         "final_eval_accuracy": records[-1]["eval_accuracy"],
         "weights_sha256": metrics.weights_sha256(training_setup.model.variables),
     }

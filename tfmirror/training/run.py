@@ -4,6 +4,7 @@ summary = train(config.TrainConfig(gpus=2, dataset="digits"))
 summary["final_eval_accuracy"], summary["weights_sha256"]
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -14,57 +15,69 @@ from typing import Any
 
 from tfmirror import config, errors
 from tfmirror.diagnostics import drift
+from tfmirror.models import keras_defaults
 from tfmirror.parallel import step_loop
 from tfmirror.parallel.segments import Segment
 from tfmirror.parallel.step_loop import StepTotals
 from tfmirror.reporting import plots
-from tfmirror.rundir import directory, environment, reader, resume
+from tfmirror.rundir import checkpoints, directory, environment, resume, workdir
 from tfmirror.rundir.state import PassProgress, RunProgress
-from tfmirror.training import interruption, loop, progress, setup, watchdog
+from tfmirror.training import first_files, interruption, loop, progress, setup, watchdog
 from tfmirror.training.checkpointer import Checkpointer
 from tfmirror.training.setup import TrainingSetup
-from tfmirror.training.terminal import Terminal, epoch_line
+from tfmirror.training.terminal import Terminal
 
 OnProgress = Callable[[Any, float], None]
 
 
+@keras_defaults.scope()
 def train(settings: config.TrainConfig) -> dict[str, Any]:
     """Trains with `settings`; returns the content of summary.json, and "workdir".
 
-    Writes nothing before it has checked settings, devices and data. With resume="auto"
-    a finished run is not run again.
+    Writes nothing but a lock before it has checked settings, devices and data. With
+    resume="auto" a finished run is not run again.
 
     Raises:
-      InputError: a setting is wrong, or the data can't be used.
+      InputError: a setting is wrong, the data can't be used, or another process
+        trains in the same run directory.
       TrainingStoppedError: a step is not finite, replicas have drifted, or a file can't
         be written.
       InterruptedRunError: the process received a signal to end.
     """
     config.check(settings)
     if settings.resume != "auto":
-        directory.check_is_free(settings.workdir)
+        workdir.check_is_free(settings.workdir)
     terminal = Terminal()
     chosen, resolved = setup.choose(settings)
-    previous = resume.find(resolved, terminal.print_line)
-    if previous.summary:
-        terminal.print_line(f"finished already: {previous.directory}")
-        return previous.summary | {"workdir": str(previous.directory)}
-    now = environment.describe(chosen)
-    for line in resume.environment_changes(previous.environment, now):
-        terminal.print_line(line)
-    if not previous.directory:
-        directory.check_is_free(settings.workdir)
-    training_setup = setup.prepare(resolved, chosen, previous.state)
-    name = f"{settings.model}-{settings.dataset}".replace("/", "-")
-    folder = previous.directory or directory.create(
-        settings.workdir, f"{name}-{chosen.num_replicas}replicas"
-    )
-    start = previous.state.position if previous.state else RunProgress()
-    with directory.lock(folder), directory.stops_on_os_errors(folder):
-        with interruption.Watch() as watch:
-            run = Run(training_setup, folder, start, terminal=terminal, watch=watch)
+    with contextlib.ExitStack() as locks:
+        # Before anything is read: another process may be training there.
+        locks.enter_context(workdir.lock_to_continue(settings))
+        previous = resume.find(resolved, terminal.print_line)
+        if previous.summary:
+            terminal.print_line(f"finished already: {previous.directory}")
+            return previous.summary | {"workdir": str(previous.directory)}
+        now = environment.describe(chosen)
+        for line in resume.environment_changes(previous.starts, now):
+            terminal.print_line(line)
+        if not previous.directory:
+            workdir.check_is_free(settings.workdir)
+        training_setup = setup.prepare(resolved, chosen, previous.state)
+        for line in progress.schedule_lines(training_setup, previous.state):
+            terminal.print_line(line)
+        if not (folder := previous.directory):
+            folder = workdir.create(settings.workdir, _default_name(resolved))
+            locks.enter_context(workdir.lock_new(folder))
+        with directory.stops_on_os_errors(folder):
+            watch = interruption.Watch()
+            run = Run(training_setup, folder, previous, terminal=terminal, watch=watch)
             summary = run.complete()
     return summary | {"workdir": str(folder)}
+
+
+def _default_name(settings: config.ResolvedConfig) -> str:
+    """Returns the first part of the name of a run directory without a --workdir."""
+    name = f"{settings.model}-{settings.dataset}".replace("/", "-")
+    return f"{name}-{settings.gpus}replicas"
 
 
 class Run:
@@ -74,56 +87,57 @@ class Run:
         self,
         training_setup: TrainingSetup,
         folder: pathlib.Path,
-        start: RunProgress,
+        previous: resume.PreviousRun,
         *,
         terminal: Terminal,
         watch: interruption.Watch,
     ) -> None:
-        """Opens the files of the run directory.
+        """Writes the first files of the run directory, and opens the others.
 
         Args:
           folder: the run directory.
-          start: the progress of `training_setup`.
+          previous: what is resumed; `training_setup` has its state.
           watch: says when the run is asked to end.
         """
-        self.setup, self.folder, self.progress = training_setup, folder, start
+        self.setup, self.folder = training_setup, folder
         self.terminal, self.watch = terminal, watch
-        self.writer = directory.RunWriter(
-            folder, start.records, training_setup.steps_per_epoch
+        state = previous.state
+        self.progress = state.position if state else RunProgress()
+        say = terminal.print_line
+        self.checkpointer = Checkpointer(
+            training_setup, folder / checkpoints.FOLDER, say
         )
-        self.checkpointer = Checkpointer(training_setup, folder / "checkpoints")
+        first_files.write(training_setup, self.checkpointer, folder, previous, say)
+        self.writer = directory.RunWriter(
+            folder, self.progress.records, training_setup.steps_per_epoch
+        )
 
     def complete(self) -> dict[str, Any]:
         """Trains to the end; returns the content of summary.json."""
         with self.writer:
-            self._begin()
+            self._print_first_lines()
             trace_seconds = _trace(self.setup)
             self.terminal.print_line(f"traced and compiled in {trace_seconds:.1f} s")
             periodics = self._make_periodics()
-            while self.progress.num_epochs < self.setup.settings.epochs:
-                self._complete_epoch(periodics)
-            return self._finish(trace_seconds)
+            # Before, there is nothing to save, and a signal may end the process.
+            with self.watch:
+                while self.progress.num_epochs < self.setup.settings.epochs:
+                    self._complete_epoch(periodics)
+                return self._finish(trace_seconds)
 
-    def _begin(self) -> None:
-        """Prints the first lines and writes the files that every run starts with."""
+    def _print_first_lines(self) -> None:
+        """Prints what the run is about to do, and where."""
         for text in progress.first_lines(self.setup):
             self.terminal.print_line(text)
         self.terminal.print_line(f"run directory: {self.folder}")
-        # The summary of a shorter run that this one continues. The run would seem
-        # finished with it.
-        (self.folder / "summary.json").unlink(missing_ok=True)
-        self.writer.write_json("config.json", self.setup.settings.to_json())
-        self.writer.write_json(
-            "environment.json", environment.describe(self.setup.devices)
-        )
-        self.checkpointer.write_on_resume(self.progress)
 
     def _finish(self, trace_seconds: float) -> dict[str, Any]:
         """Writes the model, the plot and the summary; returns the summary."""
         self.setup.optimizer.finish()
         summary = progress.summarize(self.setup, trace_seconds, self.progress.records)
         directory.save_model(self.setup.model, self.folder / directory.MODEL)
-        draw(self.folder)
+        self._draw()
+        self.writer.sync()
         # Last: a run with a summary is finished.
         self.writer.write_json("summary.json", summary)
         speed = statistics.median(e["images_per_second"] for e in summary["epochs"])
@@ -133,6 +147,18 @@ class Run:
         accuracy = summary["final_eval_accuracy"]
         self.terminal.print_line(f"final evaluation accuracy {accuracy:.4f}")
         return summary
+
+    def _draw(self) -> None:
+        """Draws the curves; a failure is a warning, since the run is trained."""
+        try:
+            plots.draw_run(self.folder)
+        # Matplotlib raises many kinds of errors, for example for a damaged font.
+        except Exception as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            self.terminal.print_line(
+                f"warning: the curves are not drawn ({why}); to draw them later: "
+                f"python -m tfmirror.report '{self.folder}'"
+            )
 
     def _make_periodics(self) -> list[loop.Periodic]:
         """Returns what to do after every K steps, in this order.
@@ -157,21 +183,25 @@ class Run:
 
     def _complete_epoch(self, periodics: list[loop.Periodic]) -> None:
         """Trains and evaluates to the end of the epoch in which the run is."""
-        epochs = self.setup.settings.epochs
         epoch = self.progress.num_epochs + 1
         trained = self._train_epoch(epoch, periodics)
         evaluated = self._evaluate(epoch, trained)
-        record = progress.epoch_record(epoch, trained, evaluated)
+        rate = self.setup.optimizer.learning_rate()
+        record = progress.epoch_record(epoch, trained, evaluated, rate)
         self.progress = RunProgress((*self.progress.records, record))
         self.writer.write_epoch(epoch * self.setup.steps_per_epoch, record)
         self.checkpointer.write_after_epoch(self.progress)
-        self.terminal.print_line(epoch_line(record, epochs))
+        for line in progress.epoch_lines(record, self.setup):
+            self.terminal.print_line(line)
 
     def _train_epoch(self, epoch: int, periodics: list[loop.Periodic]) -> PassProgress:
         """Takes the training steps that are left of the epoch."""
         start = self.progress.point
         totals = step_loop.make_totals(
-            start.totals.loss_sum, start.totals.num_correct, start.num_steps
+            start.totals.loss_sum,
+            start.totals.num_correct,
+            start.num_steps,
+            num_skipped=start.num_skipped,
         )
         with self.terminal.epoch_progress(
             epoch, self.setup.settings.epochs, len(self.setup.dataset.train)
@@ -198,8 +228,9 @@ class Run:
             )
         except loop.NotFiniteError as error:
             raise errors.TrainingStoppedError(
-                f"the loss of the evaluation after epoch {epoch} is not finite; a "
-                "lower --learning_rate or --clip_norm may help"
+                f"the loss of the evaluation after epoch {epoch} is not finite, or "
+                "batch norm's statistics for it; a lower learning_rate or a clip_norm "
+                "may help"
             ) from error
 
     def _run_pass(
@@ -208,21 +239,26 @@ class Run:
         """Runs the steps of `segments` with the settings' limits."""
         settings = self.setup.settings
         dog = watchdog.Watchdog(settings.step_timeout, self.setup.describe_replicas)
+
         return loop.run_pass(
             segments,
             totals,
             steps_per_loop=settings.steps_per_loop,
-            guard=dog.guard,
+            guards=(
+                lambda segment: dog.guard(segment.num_finished),
+                lambda segment: self.watch.calling(segment.ask_to_stop),
+            ),
+            is_asked_to_stop=lambda: self.watch.is_asked,
             **arguments,
         )
 
     def _after_call(
         self, on_progress: OnProgress | None, reached: PassProgress
     ) -> None:
-        """Shows the progress; ends the run if it was asked to end."""
-        if on_progress:
-            on_progress(reached.totals, reached.seconds)
+        """Ends the run if it was asked to end; else shows the progress."""
         if not self.watch.is_asked:
+            if on_progress:
+                on_progress(reached.totals, reached.seconds)
             return
         where = f"interrupted after step {reached.num_steps} of epoch "
         where += str(self.progress.num_epochs + 1)
@@ -253,15 +289,8 @@ class Run:
         listed = listed or "only the sum over the microbatches"
         return errors.TrainingStoppedError(
             f"step {number} (epoch {epoch + 1}) was not taken, since it is not finite: "
-            f"{listed}; a lower --learning_rate or --clip_norm may help"
+            f"{listed}; a lower learning_rate or a clip_norm may help"
         )
-
-
-def draw(folder: pathlib.Path) -> None:
-    """Draws the curves of the run in `folder` into its folder plots/."""
-    (folder / "plots").mkdir(exist_ok=True)
-    drawn = plots.draw_curves([reader.read(folder)])
-    plots.save(drawn, folder / "plots" / "curves.png")
 
 
 def _trace(training_setup: TrainingSetup) -> float:

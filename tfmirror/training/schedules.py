@@ -3,9 +3,11 @@
 rate = make_schedule("cosine", 0.3, num_steps=2345, warmup_steps=469)
 """
 
+import dataclasses
+
 import keras
 
-from tfmirror import errors
+from tfmirror import config, errors
 
 # Smith and Topin, Super-convergence (2018), with the proportions of PyTorch's
 # OneCycleLR: up from 1/25 of the peak for 30 % of the steps, then down to 1/10000 of
@@ -49,3 +51,41 @@ def make_schedule(
     return keras.optimizers.schedules.CosineDecay(
         start, decay_steps, end, warmup_target=learning_rate, warmup_steps=warmup_steps
     )
+
+
+def of_run(
+    settings: config.ResolvedConfig, steps_per_epoch: int
+) -> float | keras.optimizers.schedules.LearningRateSchedule:
+    """Returns the learning rate over the steps of a run with `settings`."""
+    return make_schedule(
+        settings.schedule,
+        settings.peak_learning_rate,
+        num_steps=settings.epochs * steps_per_epoch,
+        warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
+    )
+
+
+def changes(
+    epochs_then: int, settings: config.ResolvedConfig, steps_per_epoch: int, step: int
+) -> list[str]:
+    """Returns a line if another number of epochs stretches the schedule of a run.
+
+    Args:
+      epochs_then: epochs of the run before it was resumed.
+      settings: of the resumed run.
+      step: steps taken, as the optimizer counts them.
+    """
+    if epochs_then == settings.epochs or settings.schedule == "constant":
+        return []
+    then, now = (
+        of_run(dataclasses.replace(settings, epochs=epochs), steps_per_epoch)
+        for epochs in (epochs_then, settings.epochs)
+    )
+    before, after = (
+        float(rate(step)) if callable(rate) else rate for rate in (then, now)
+    )
+    return [
+        f"the {settings.schedule} schedule now spans {settings.epochs} epochs instead "
+        f"of {epochs_then}: after step {step} the learning rate was {before:.3g}, now "
+        f"{after:.3g}"
+    ]

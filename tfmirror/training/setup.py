@@ -8,6 +8,7 @@ training_setup.train_segments[0].run(10, step_loop.zero_totals())
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,6 +19,7 @@ from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
 from tfmirror.models import kernel_gradient
 from tfmirror.parallel import (
+    batch_statistics,
     devices,
     eval_step,
     gradients,
@@ -49,6 +51,7 @@ class TrainingSetup:
     optimizer: MirroredOptimizer
     train_plans: tuple[BatchPlan, ...]
     train_segments: list[segments.Segment]
+    # Batch norm's statistics are estimated first, for averaged weights.
     eval_segments: list[segments.Segment]
 
     @property
@@ -155,6 +158,8 @@ def prepare(
     if not state:
         return assemble(settings, chosen, dataset, per_replica, RunProgress())
     resume.check_progress(state, settings, datasets.sha256(dataset))
+    if settings.ema_decay:
+        optimizers.check_averages(state.variables)
     training_setup = assemble(settings, chosen, dataset, per_replica, state.position)
     try:
         states.restore(training_setup, state)
@@ -185,21 +190,29 @@ def assemble(
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)
     max_concurrent = runtime.max_concurrent_microbatches(chosen)
+    of_training: dict[str, Any] = {
+        "augment": make_augment(settings),
+        "has_cross_replica_ops": settings.batch_norm == "sync",
+        "pack_bytes": settings.pack_bytes,
+        "max_concurrent": max_concurrent,
+    }
     make_train_steps = functools.partial(
-        step.make_train_steps,
+        step.make_train_steps, strategy, model, optimizer, **of_training
+    )
+    make_statistics_steps = functools.partial(
+        batch_statistics.make_statistics_steps,
         strategy,
         model,
-        optimizer,
-        augment=make_augment(settings),
-        has_cross_replica_ops=settings.batch_norm == "sync",
-        pack_bytes=settings.pack_bytes,
-        max_concurrent=max_concurrent,
+        weights=optimizer.evaluated_variables,
+        statistics=optimizer.statistics,
+        **of_training,
     )
     make_eval_steps = functools.partial(
         eval_step.make_eval_steps,
         strategy,
         model,
         weights=optimizer.evaluated_variables,
+        state=optimizer.evaluated_state,
         max_concurrent=max_concurrent,
     )
     train_segments = segments.make_segments(
@@ -211,6 +224,18 @@ def assemble(
         epochs=position.num_epochs,
         steps=position.point.num_steps,
     )
+    eval_segments = segments.make_segments(
+        strategy, dataset.eval, eval_plans, make_eval_steps
+    )
+    if optimizer.statistics:
+        eval_segments[:0] = batch_statistics.make_segments(
+            strategy,
+            dataset.train,
+            train_plans,
+            make_statistics_steps,
+            shuffle_seed=settings.seed,
+            epochs=position.num_epochs,
+        )
     return TrainingSetup(
         settings,
         chosen,
@@ -220,9 +245,7 @@ def assemble(
         optimizer,
         train_plans,
         train_segments,
-        eval_segments=segments.make_segments(
-            strategy, dataset.eval, eval_plans, make_eval_steps
-        ),
+        eval_segments,
     )
 
 
@@ -264,12 +287,7 @@ def build(
             precision=settings.precision,
             init=settings.init,
         )
-        learning_rate = schedules.make_schedule(
-            settings.schedule,
-            settings.peak_learning_rate,
-            num_steps=settings.epochs * steps_per_epoch,
-            warmup_steps=round(settings.warmup_epochs * steps_per_epoch),
-        )
+        learning_rate = schedules.of_run(settings, steps_per_epoch)
         optimizer = optimizers.make_optimizer(
             settings.optimizer,
             learning_rate,

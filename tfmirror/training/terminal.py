@@ -7,12 +7,50 @@ terminal.print_line("devices: CPU:0, CPU:1")
 """
 
 import contextlib
+import errno
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich import console, progress
 
 from tfmirror import metrics
+
+
+class _Output:
+    """Standard output, or a file. Once its terminal is closed, its text is dropped.
+
+    A run must not fail with what it can't show: the signal of a closed terminal
+    (SIGHUP) follows, and ends it with a checkpoint.
+    """
+
+    def __init__(self, file: TextIO | None) -> None:
+        """`file` is the output; None: what standard output is at the time."""
+        self._given = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given or sys.stdout, name)
+
+    def write(self, text: str) -> int:
+        """Writes text; returns its length."""
+        with _terminal_may_be_closed():
+            (self._given or sys.stdout).write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Writes what is buffered."""
+        with _terminal_may_be_closed():
+            (self._given or sys.stdout).flush()
+
+
+@contextlib.contextmanager
+def _terminal_may_be_closed() -> Iterator[None]:
+    """Passes over the error of a write to a closed terminal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 class _Console(console.Console):
@@ -28,7 +66,8 @@ class Terminal:
 
     def __init__(self, file: TextIO | None = None) -> None:
         """`file` is the output; None: standard output."""
-        self._console = _Console(file=file, highlight=False, soft_wrap=True)
+        output = cast(TextIO, _Output(file))
+        self._console = _Console(file=output, highlight=False, soft_wrap=True)
 
     def print_line(self, text: str) -> None:
         """Prints one line."""
@@ -73,7 +112,7 @@ def progress_numbers(totals: metrics.Totals, seconds: float) -> str:
 
 
 def epoch_line(record: dict[str, Any], num_epochs: int) -> str:
-    """Returns the line of a finished epoch, of at most 80 columns.
+    """Returns the line of a finished epoch, of at most 80 columns if none was skipped.
 
     Args:
       record: one entry of summary.json's "epochs".
@@ -84,4 +123,6 @@ def epoch_line(record: dict[str, Any], num_epochs: int) -> str:
         for part in ("train", "eval")
     ]
     number = f"{record['epoch']:{width}}/{num_epochs}"
-    return f"epoch {number}  {'  '.join(parts)}  {record['train_seconds']:.1f} s"
+    line = f"epoch {number}  {'  '.join(parts)}  {record['train_seconds']:.1f} s"
+    skipped = record.get("skipped_steps", 0)
+    return f"{line}  {skipped} steps skipped" if skipped else line

@@ -1,8 +1,8 @@
 """Ends a run whose step hangs, and prints what is known, instead of waiting for ever.
 
-watchdog = Watchdog(seconds_per_step=60, describe=lambda: ["replica 0: 7 steps taken"])
-with watchdog.guard(num_steps=10):
-    ...                                            # at most 600 seconds
+watchdog = Watchdog(seconds=60, describe=lambda: ["replica 0: 7 steps taken"])
+with watchdog.guard(segment.num_finished):
+    ...                      # a call of any number of steps, each at most 60 seconds
 """
 
 import contextlib
@@ -10,47 +10,69 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 EXIT_CODE = 1
 # The description may itself wait for a device that hangs.
 SECONDS_TO_DESCRIBE = 5.0
+# How often the steps are looked at: at least so many times within the limit.
+LOOKS_WITHIN_LIMIT = 20
+MAX_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class Watchdog:
-    """Ends the process with code 1 if a call that it guards takes too long."""
+    """Ends the process with code 1 if a call that it guards hangs in a step."""
 
-    def __init__(
-        self, seconds_per_step: float, describe: Callable[[], Iterable[str]]
-    ) -> None:
+    def __init__(self, seconds: float, describe: Callable[[], Iterable[str]]) -> None:
         """Sets the limit.
 
         Args:
-          seconds_per_step: 0: no limit.
+          seconds: time in which a guarded call must finish one step more; 0: no limit.
           describe: returns lines about the replicas, to be printed at the end.
         """
-        self._seconds_per_step, self._describe = seconds_per_step, describe
+        self._seconds, self._describe = seconds, describe
 
     @contextlib.contextmanager
-    def guard(self, num_steps: int) -> Iterator[None]:
-        """Guards a call of `num_steps` steps."""
-        if not self._seconds_per_step:
+    def guard(self, num_finished: Callable[[], int]) -> Iterator[None]:
+        """Guards a call of many steps.
+
+        Args:
+          num_finished: returns a number that grows with each step of the call; another
+            thread calls it while the call runs.
+        """
+        if not self._seconds:
             yield
             return
-        seconds = self._seconds_per_step * num_steps
-        timer = threading.Timer(seconds, self._give_up, (num_steps, seconds))
-        timer.daemon = True
-        timer.start()
+        has_ended = threading.Event()
+        watching = threading.Thread(
+            target=self._watch, args=(num_finished, has_ended), daemon=True
+        )
+        watching.start()
         try:
             yield
         finally:
-            timer.cancel()
+            has_ended.set()
+            watching.join()
 
-    def _give_up(self, num_steps: int, seconds: float) -> None:
+    def _watch(
+        self, num_finished: Callable[[], int], has_ended: threading.Event
+    ) -> None:
+        """Looks at the steps until the call has ended; gives up if none is finished."""
+        pause = min(MAX_SECONDS_BETWEEN_LOOKS, self._seconds / LOOKS_WITHIN_LIMIT)
+        seen, since = num_finished(), time.monotonic()
+        while not has_ended.wait(pause):
+            found = num_finished()
+            if found != seen:
+                seen, since = found, time.monotonic()
+            elif time.monotonic() - since > self._seconds:
+                self._give_up()
+
+    def _give_up(self) -> None:
         """Prints what is known, and ends the process."""
         print(
-            f"error: {num_steps} training steps have taken more than {seconds:g} s "
-            "(step_timeout); the run ends here",
+            f"error: a step has taken more than {self._seconds:g} s (step_timeout); "
+            "the run ends here",
             file=sys.stderr,
             flush=True,
         )
