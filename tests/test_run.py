@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfmirror import config, errors, hardware
+from tfmirror import command, config, errors, hardware
 from tfmirror.data import datasets, pipeline
-from tfmirror.parallel import devices
+from tfmirror.parallel import devices, gradients, optimizers
 from tfmirror.reporting import plots
 from tfmirror.rundir import environment
-from tfmirror.training import progress, run, terminal
+from tfmirror.training import progress, run, setup, terminal
 
 SUMMARY_KEYS = (
     "model dataset num_train_examples num_eval_examples num_replicas num_workers "
@@ -120,6 +120,52 @@ def test_a_loss_that_explodes_stops_the_run(tmp_path):
         errors.TrainingStoppedError, match="step 2 .* replica 0, microbatch 0"
     ):
         train(tmp_path / "run", learning_rate=1e30)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("unit", ["1epoch", "1steps"])
+def test_a_variable_that_overflows_is_not_saved(tmp_path, monkeypatch, unit):
+    """Adam never changes a weight again whose second moment is infinite."""
+    prepare = setup.prepare
+
+    def prepare_with_overflow(*arguments):
+        built = prepare(*arguments)
+        name = next(n for n in built.variables if n.endswith("kernel_velocity"))
+        moment = built.variables[name]
+        moment.assign(np.full(moment.shape, np.inf))
+        return built
+
+    monkeypatch.setattr(setup, "prepare", prepare_with_overflow)
+    with pytest.raises(errors.TrainingStoppedError, match="finite: .*kernel_velocity;"):
+        train(tmp_path, optimizer="adam", checkpoint_every=unit)
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+@pytest.mark.training
+def test_a_float16_run_that_never_steps_stops_with_code_3(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(optimizers, "INITIAL_LOSS_SCALE", 4.0)
+    whole = gradients.microbatch_gradients
+
+    def overflowing(*arguments, **options):
+        sums = whole(*arguments, **options)
+        return sums._replace(gradients=[g * np.inf for g in sums.gradients])
+
+    monkeypatch.setattr(gradients, "microbatch_gradients", overflowing)
+    code = command.run_and_return_exit_code(
+        run.train,
+        config.TrainConfig,
+        None,
+        check=config.check,
+        argv=[
+            "--gpus=2", "--precision=float16", "--limit_train_examples=300",
+            "--epochs=2", f"--workdir={tmp_path / 'run'}",
+        ],
+    )  # fmt: skip
+    assert code == command.EXIT_STOPPED
+    assert "error: step 3 (epoch 1) was not taken" in capsys.readouterr().err
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

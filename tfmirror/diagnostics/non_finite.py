@@ -1,14 +1,15 @@
-"""Finds the microbatch, on which replica, whose results are not finite.
+"""Finds what is not finite: microbatches of a step that was not taken, and variables.
 
     find = make_finder(strategy, model, optimizer, plan)
     find(images, labels)                               # [], or Findings in order
+    variables(training_setup.variables)                # [], or their names
 
-It runs only after a step was not taken. Nothing has changed since, so the same
-microbatches are computed once more.
+After a step that was not taken nothing has changed, so the same microbatches are
+computed once more.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import keras
 import numpy as np
@@ -111,6 +112,20 @@ def _first_of(paths: tuple[str, ...]) -> str:
     """Returns the first path, and how many follow."""
     more = len(paths) - 1
     return f"{paths[0]} and of {more} other variables" if more else paths[0]
+
+
+def variables(variables: Mapping[str, keras.Variable]) -> list[str]:
+    """Returns the names of the variables that hold a value that is not finite.
+
+    With finite gradients only, an optimizer's own values may overflow: the square of
+    1e20 is infinite in float32, and Adam then never changes that weight again.
+    """
+    return [
+        name
+        for name, variable in variables.items()
+        if tf.as_dtype(variable.dtype).is_floating
+        and not np.isfinite(variable.numpy()).all()
+    ]
 
 
 def _not_finite(paths: list[str], are_finite: Iterable[bool]) -> tuple[str, ...]:

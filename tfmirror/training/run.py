@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfmirror import config, errors
-from tfmirror.diagnostics import drift
+from tfmirror.diagnostics import drift, non_finite
 from tfmirror.models import keras_defaults
 from tfmirror.parallel import step_loop
 from tfmirror.parallel.segments import Segment
@@ -170,6 +170,7 @@ class Run:
         steps = self.progress.num_steps(self.setup.steps_per_epoch)
 
         def write_checkpoint(steps_taken: int, reached: PassProgress) -> None:
+            self._check_variables(steps_taken)
             self.checkpointer.write(self._at(reached))
 
         return [
@@ -186,6 +187,7 @@ class Run:
         epoch = self.progress.num_epochs + 1
         trained = self._train_epoch(epoch, periodics)
         evaluated = self._evaluate(epoch, trained)
+        self._check_variables(epoch * self.setup.steps_per_epoch)
         rate = self.setup.optimizer.learning_rate()
         record = progress.epoch_record(epoch, trained, evaluated, rate)
         self.progress = RunProgress((*self.progress.records, record))
@@ -271,6 +273,14 @@ class Run:
             f"{where}; wrote {path}; to continue, call again with "
             f"--workdir='{self.folder}' --resume=auto"
         )
+
+    def _check_variables(self, steps_taken: int) -> None:
+        """Raises TrainingStoppedError if a variable is not finite after a step."""
+        if names := non_finite.variables(self.setup.variables):
+            raise errors.TrainingStoppedError(
+                f"after step {steps_taken} these are not finite: "
+                f"{', '.join(names[:3])}; a lower learning_rate or a clip_norm may help"
+            )
 
     def _at(self, reached: PassProgress) -> RunProgress:
         """Returns the run's progress within the current epoch."""
