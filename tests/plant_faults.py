@@ -213,6 +213,37 @@ FAULTS = (
         "zip(names, sorted(counts), strict=True)",
         "predict",
     ),
+    # what fails in silence
+    Fault(
+        "tfmirror/data/images.py",
+        "PIL.ImageOps.exif_transpose(image)",
+        "image",
+        "images",
+    ),
+    Fault(
+        "tfmirror/parallel/optimizers.py",
+        "return self.loss_scaler.value() > 1",
+        "return self.loss_scaler.value() > 0",
+        "optimizers",
+    ),
+    Fault(
+        "tfmirror/parallel/batch_statistics.py",
+        "[value / (1 - share) for value, share in zip(new, kept, strict=True)]",
+        "[value for value, share in zip(new, kept, strict=True)]",
+        "batch_statistics",
+    ),
+    Fault(
+        "tfmirror/training/run.py",
+        "        self._check_variables(epoch * self.setup.steps_per_epoch)\n",
+        "",
+        "run",
+    ),
+    Fault(
+        "tfmirror/data/pipeline.py",
+        "CIPHER_ROUNDS = 10",
+        "CIPHER_ROUNDS = 4",
+        "order",
+    ),
 )
 
 
