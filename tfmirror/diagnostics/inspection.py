@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfmirror import errors
 from tfmirror.models import keras_defaults
-from tfmirror.parallel import gradients, microbatches, reduction, replicas
+from tfmirror.parallel import gradients, microbatches, model_state, reduction, replicas
 from tfmirror.parallel.microbatches import BatchPlan
 
 
@@ -139,7 +139,7 @@ def inspect(
         logits=tuple(seen["logits"]),
         mean_loss=float(seen["mean_loss"][0]),
         variables=variables,
-        has_batch_statistics=bool(gradients.averaged_state(model)),
+        has_batch_statistics=bool(model_state.averaged_variables(model)),
     )
 
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.parallel import gradients, microbatches, replicas
+from tfmirror.parallel import gradients, microbatches, model_state, replicas
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.optimizers import MirroredOptimizer
 
@@ -90,7 +90,7 @@ def make_finder(
         ]
         of_replicas = replicas.local_values(strategy, flags(*parts))
         paths = [variable.path for variable in model.trainable_variables]
-        states = [variable.path for variable in gradients.averaged_state(model)]
+        states = [variable.path for variable in model_state.averaged_variables(model)]
         end = 1 + len(paths)
         return [
             Finding(

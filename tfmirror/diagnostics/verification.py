@@ -23,6 +23,7 @@ from tfmirror.parallel import (
     eval_step,
     gradients,
     microbatches,
+    model_state,
     optimizers,
     reduction,
     replicas,
@@ -234,9 +235,7 @@ def _observe_first_batch(
         autograph=False,
     )
     (logits, masks), mean_gradients = run(*parts)
-    has_dropout = any(
-        not gradients.is_averaged(v) for v in model.non_trainable_variables
-    )
+    has_dropout = bool(model_state.rules_of(model).seeds)
     return {
         "logits": _joined(strategy, logits),
         "dropout masks": _joined(strategy, masks)
@@ -251,13 +250,13 @@ def _replica_logits_and_masks(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns this replica's logits, and random numbers from its dropout seeds."""
     weights, state = replicas.weights_and_state(model)
-    seeds = [v for v in model.non_trainable_variables if not gradients.is_averaged(v)]
+    seeds = [state[k] for k in model_state.rules_of(model).seeds]
     logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
     own = plan.microbatches_of(replicas.replica_id())
     pieces = microbatches.split(images, labels, [plan.microbatch_sizes[k] for k in own])
     for k, (x, _) in zip(own, pieces, strict=True):
         logits.append(gradients.inference_logits(model, weights, state, x))
-        drawn = [gradients.seeds_of_microbatch(seed.value, k) for seed in seeds]
+        drawn = [gradients.seeds_of_microbatch(seed, k) for seed in seeds]
         masks += [tf.random.stateless_uniform([1, 8], seed) for seed in drawn]
     return tf.concat(logits, 0), tf.concat(masks, 0)
 
@@ -303,7 +302,7 @@ def _train(
     totals = full.run(NUM_FULL_STEPS - 1, totals)
     seen["weights after 19 steps"] = _values(model.trainable_variables)
     totals = last.run(1, totals)
-    state = gradients.averaged_state(model)
+    state = model_state.averaged_variables(model)
     return seen | {
         "weights after an uneven last batch": _values(model.trainable_variables),
         "batch-norm state": _values(state) or f"{model.name} has no batch norm",

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfmirror import errors
 from tfmirror.data import pipeline
+from tfmirror.parallel import model_state
 
 # (images [b, H, W, C] uint8, microbatch index) -> images of the same shape and dtype
 Augment = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -26,7 +26,7 @@ class MicrobatchSums(NamedTuple):
     # Scalar float32, a whole number: one dtype, so that one reduction adds it all.
     num_correct: tf.Tensor
     gradients: list[tf.Tensor]  # of `loss`, ordered as model.trainable_variables
-    state: list[tf.Tensor]  # new averaged_state(model); zeros without examples
+    state: list[tf.Tensor]  # new averaged state (model_state); zeros without examples
 
 
 def microbatch_gradients(
@@ -58,33 +58,46 @@ def microbatch_gradients(
       augment: function that changes the images; None: they stay as they are.
       scales_loss: whether `loss_scale` can differ from 1.
     """
-    averaged = [is_averaged(v) for v in model.non_trainable_variables]
+    averaged = model_state.rules_of(model).averaged
     if images.shape[0] == 0:  # nothing to compute, and some layers refuse it
         zero = tf.zeros([])
-        empty = [
-            tf.zeros_like(s) for s, keep in zip(state, averaged, strict=True) if keep
-        ]
+        empty = [tf.zeros_like(state[k]) for k in averaged]
         return MicrobatchSums(zero, zero, [tf.zeros_like(w) for w in weights], empty)
     state = state_of_microbatch(model, state, microbatch_index)
     if augment:
         images = augment(images, microbatch_index)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(weights)
-        logits, new_state = model.stateless_call(
-            weights, state, pipeline.to_unit_range(images), training=True
+        logits, new_state, added = model.stateless_call(
+            weights,
+            state,
+            pipeline.to_unit_range(images),
+            training=True,
+            return_losses=True,
         )
         loss = tf.reduce_sum(per_example_loss(labels, logits))
+        objective = loss + images.shape[0] * added_loss(added)
         # Gradients of a sum grow with its number of examples. In float16 they would
         # overflow in large microbatches, so the backward pass sees about a mean.
         divisor = power_of_two(images.shape[0]) if scales_loss else 1.0
-        scaled_loss = loss * (loss_scale / divisor)
+        scaled_loss = objective * (loss_scale / divisor)
     gradients = tape.gradient(
         scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     if scales_loss:  # gradients of float32 weights: exact, as a power of two is
         gradients = [gradient * divisor for gradient in gradients]
-    new_state = [s for s, keep in zip(new_state, averaged, strict=True) if keep]
+    new_state = [new_state[k] for k in averaged]
     return MicrobatchSums(loss, count_correct(labels, logits), gradients, new_state)
+
+
+def added_loss(added: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum of the losses that layers add to the mean loss, float32.
+
+    These are the penalties of regularizers, and what layers give to `add_loss`: means
+    over the microbatch's examples, or independent of them. A microbatch of b examples
+    adds b times its own, so the mean over all examples holds each penalty once.
+    """
+    return tf.add_n([tf.zeros([]), *(tf.cast(loss, tf.float32) for loss in added)])
 
 
 def power_of_two(number: int) -> float:
@@ -94,7 +107,8 @@ def power_of_two(number: int) -> float:
 
 def sums_structure(model: keras.Model) -> MicrobatchSums:
     """Returns values with the structure of the model's MicrobatchSums."""
-    return MicrobatchSums(0.0, 0.0, model.trainable_variables, averaged_state(model))
+    averaged = model_state.averaged_variables(model)
+    return MicrobatchSums(0.0, 0.0, model.trainable_variables, averaged)
 
 
 def per_example_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -155,37 +169,15 @@ def inference_sums(
     return loss, count_correct(labels, logits)
 
 
-def is_averaged(variable: keras.Variable) -> bool:
-    """Returns whether microbatches average a variable of the model's state."""
-    return tf.as_dtype(variable.dtype).is_floating
-
-
-def averaged_state(model: keras.Model) -> list[keras.Variable]:
-    """Returns the non-trainable variables that microbatches average: batch norm's."""
-    return [v for v in model.non_trainable_variables if is_averaged(v)]
-
-
-def check_state(model: keras.Model) -> None:
-    """Raises InputError if a variable is neither averaged nor the seed of a layer."""
-    for variable in model.non_trainable_variables:
-        is_seed = variable.path.endswith("seed_generator_state")
-        if not is_averaged(variable) and not is_seed:
-            raise errors.InputError(
-                f"model {model.name} may only keep floating-point numbers and seeds: "
-                f"{variable.path} is {variable.dtype}"
-            )
-
-
 def state_of_microbatch(
     model: keras.Model, state: list[tf.Tensor], microbatch_index: tf.Tensor | int
 ) -> list[tf.Tensor]:
     """Returns `state` with every layer's seed replaced by this microbatch's."""
-    return [
-        value
-        if is_averaged(variable)
-        else tf.cast(seeds_of_microbatch(value, microbatch_index), value.dtype)
-        for variable, value in zip(model.non_trainable_variables, state, strict=True)
-    ]
+    state = list(state)
+    for k in model_state.rules_of(model).seeds:
+        seed = seeds_of_microbatch(state[k], microbatch_index)
+        state[k] = tf.cast(seed, state[k].dtype)
+    return state
 
 
 def seeds_of_microbatch(seed: Any, microbatch_index: tf.Tensor | int) -> tf.Tensor:

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfmirror.parallel import gradients, reduction, replicas, step_loop
+from tfmirror.parallel import gradients, model_state, reduction, replicas, step_loop
 from tfmirror.parallel.gradients import MicrobatchSums
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.optimizers import MirroredOptimizer
@@ -81,7 +81,7 @@ def replica_update(
     num_nonempty = sum(size > 0 for size in plan.microbatch_sizes)
     optimizer.apply(
         [gradient / plan.global_batch_size for gradient in total.gradients],
-        gradients.averaged_state(model),
+        model_state.averaged_variables(model),
         [value / num_nonempty for value in total.state],
     )
 
@@ -119,7 +119,7 @@ def make_train_steps(
     Raises:
       InputError: the model has state that can't be averaged over microbatches.
     """
-    gradients.check_state(model)
+    model_state.rules_of(model)  # refuses state that no rule fits
     compute_sums = reduction.compile_sums(
         functools.partial(
             gradients.microbatch_gradients,
