@@ -19,7 +19,34 @@ from tfmirror.training import run
 pytestmark = pytest.mark.training
 
 
-def build(strategy):
+class Block(keras.layers.Layer):
+    """A layer of one's own that holds a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+
+    def build(self, shape):
+        self.norm.build(shape)
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+
+def nested():
+    """Returns a model whose only layer is a batch norm."""
+    inputs = keras.Input((4, 4, 4))
+    return keras.Model(inputs, keras.layers.BatchNormalization(momentum=0.5)(inputs))
+
+
+KINDS = {
+    "direct": lambda: keras.layers.BatchNormalization(momentum=0.5),
+    "in a layer": Block,
+    "in a model": nested,
+}
+
+
+def build(strategy, kind="direct"):
     keras.utils.set_random_seed(0)
     layers = keras.layers
     with strategy.scope():
@@ -27,7 +54,7 @@ def build(strategy):
             [
                 keras.Input((6, 6, 1)),
                 layers.Conv2D(4, 3),
-                layers.BatchNormalization(momentum=0.5),
+                KINDS[kind](),
                 layers.ReLU(),
                 layers.Flatten(),
                 layers.Dense(10),
@@ -41,11 +68,18 @@ def test_the_private_method_of_batch_norm_is_there():
 
 
 @pytest.mark.parametrize(
-    "per_replica_batch_sizes", [(9,), (5, 4), (7, 2), (3, 3, 2, 1)]
+    ("per_replica_batch_sizes", "kind"),
+    [
+        ((9,), "direct"),
+        ((5, 4), "direct"),
+        ((7, 2), "in a layer"),
+        ((7, 2), "in a model"),
+        ((3, 3, 2, 1), "direct"),
+    ],
 )
-def test_a_step_is_keras_own_on_the_whole_batch(per_replica_batch_sizes):
+def test_a_step_is_keras_own_on_the_whole_batch(per_replica_batch_sizes, kind):
     examples = make_examples(9, shape=(6, 6, 1))
-    plain = build(make_strategy(1))
+    plain = build(make_strategy(1), kind)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     images = tf.constant(examples.images / 255.0, tf.float32)
     with tf.GradientTape() as tape:
@@ -55,7 +89,7 @@ def test_a_step_is_keras_own_on_the_whole_batch(per_replica_batch_sizes):
     expected = [v.numpy() - 0.5 * g for v, g in zip(variables, gradients, strict=True)]
 
     strategy = make_strategy(len(per_replica_batch_sizes))
-    model = build(strategy)
+    model = build(strategy, kind)
     sync_batch_norm.synchronize(model)
     optimizer = build_optimizer(strategy, model, learning_rate=0.5)
     (segment,) = segments.make_segments(

@@ -11,7 +11,7 @@ variance is biased, as in Keras: the model is saved as plain Keras and loads as 
 import keras
 import tensorflow as tf
 
-from tfmirror.models import layer_override
+from tfmirror.models import layer_override, nested_layers
 
 
 def fuse(model: keras.Model) -> None:
@@ -22,10 +22,10 @@ def fuse(model: keras.Model) -> None:
     `layer_override.restore_call` undoes it for one layer.
 
     Args:
-      model: a built model; only its direct layers are looked at.
+      model: a built model. A subclass's `call` may do more, and is left as it is.
     """
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.BatchNormalization) and _is_supported(layer):
+    for layer in nested_layers.all_layers(model):
+        if type(layer) is keras.layers.BatchNormalization and _is_supported(layer):
             layer_override.override_call(layer, _call)
 
 

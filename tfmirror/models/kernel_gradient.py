@@ -11,13 +11,14 @@ outputs. With s the stride:
     dL/dK[i, j] = sum over b, y, x of X[b, s y + i, s x + j, :]^T dL/dY[b, y, x, :]
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfmirror import hardware
-from tfmirror.models import layer_override
+from tfmirror.models import layer_override, nested_layers
 
 # Measured (BUILD_NOTES.md): matrix products are faster up to 14x14 outputs with units
 # for bfloat16 matrices (AMX), and up to 7x7 with bfloat16 vectors (AVX-512). For larger
@@ -34,12 +35,12 @@ def use_matrix_products(model: keras.Model) -> None:
     Outputs and gradients are the same up to rounding.
 
     Args:
-      model: a built model; only its direct layers are looked at.
+      model: a built model. A subclass's `call` may do more, and is left as it is.
     """
     has_units = hardware.cpu_has_any(hardware.BFLOAT16_MATRIX_FLAGS)
     largest_side = LARGEST_SIDE_OF_MATRIX_UNITS if has_units else LARGEST_SIDE
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D) and _gains(layer, largest_side):
+    for layer in nested_layers.all_layers(model):
+        if type(layer) is keras.layers.Conv2D and _gains(layer, largest_side):
             layer_override.override_call(layer, _call)
 
 
@@ -58,7 +59,15 @@ def _gains(layer: keras.layers.Conv2D, largest_side: int) -> bool:
         and layer.groups == 1
         and layer.strides[0] == layer.strides[1]
     )
-    return is_supported and max(layer.output.shape[1:3]) <= largest_side
+    return is_supported and max(_output_sides(layer), default=math.inf) <= largest_side
+
+
+def _output_sides(layer: keras.layers.Conv2D) -> tuple[int, ...]:
+    """Returns (H', W') of a layer's outputs; empty if they are not the same for all."""
+    try:
+        return tuple(layer.output.shape[1:3])
+    except (AttributeError, ValueError):  # called several times, or within a layer
+        return ()
 
 
 def _call(layer: keras.layers.Conv2D, inputs: tf.Tensor) -> tf.Tensor:

@@ -12,13 +12,14 @@ swa_utils.update_bn). Training goes on with the raw weights and their own statis
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from tfmirror.data import pipeline
 from tfmirror.data.datasets import Examples
+from tfmirror.models import nested_layers
 from tfmirror.parallel import gradients, reduction, replicas, segments, step_loop
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.step_loop import StepLoop, StepResult
@@ -36,7 +37,7 @@ def indices(model: keras.Model) -> list[int]:
     """
     found = [
         statistic
-        for layer in _layers(model)
+        for layer in nested_layers.all_layers(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
         and layer.momentum < 1
@@ -45,14 +46,6 @@ def indices(model: keras.Model) -> list[int]:
     ]
     state = model.non_trainable_variables
     return [k for k, v in enumerate(state) if any(v is f for f in found)]
-
-
-def _layers(model: keras.Model) -> Iterator[keras.Layer]:
-    """Yields all layers of a model and of the models in it."""
-    for layer in model.layers:
-        yield layer
-        if isinstance(layer, keras.Model):
-            yield from _layers(layer)
 
 
 def microbatch_statistics(

@@ -17,18 +17,18 @@ import keras
 import tensorflow as tf
 
 from tfmirror import errors
-from tfmirror.models import layer_override
+from tfmirror.models import layer_override, nested_layers
 from tfmirror.parallel.microbatches import BatchPlan
 
 
 def synchronize(model: keras.Model) -> None:
-    """Makes every BatchNormalization layer of `model` normalize over the global batch.
+    """Makes every BatchNormalization layer, however deep, normalize over all replicas.
 
     Replaces a private method of the layers (Keras 3.15.1,
     layers/normalization/batch_normalization.py), so that the model is saved as plain
     Keras; `test_the_private_method_of_batch_norm_is_there` fails when it changes.
     """
-    for layer in model.layers:
+    for layer in nested_layers.all_layers(model):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer_override.restore_call(layer)  # a fused kernel knows no other replica
             layer._moments = _make_global_moments(layer)
