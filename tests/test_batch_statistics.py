@@ -16,6 +16,7 @@ from tfmirror.parallel import (
     devices,
     eval_step,
     microbatches,
+    optimizers,
     segments,
     step,
     step_loop,
@@ -285,7 +286,7 @@ def test_what_is_saved_is_what_was_evaluated(finished):
     # It is not what the raw weights and their statistics would give.
     variables = checkpoints.read(of_epochs[-1]).variables
     for name in ("convolutions/conv1/kernel", "convolutions/norm2/moving_variance"):
-        average = variables["averaged_" + name.replace("/", "_")]
+        average = variables["averaged/" + name]
         assert np.abs(average - variables[name]).max() > 1e-3
 
 
@@ -333,9 +334,11 @@ def test_a_checkpoint_of_an_earlier_version_is_evaluated_but_not_resumed(
     """Its averages had no warm-up, and the raw weights' statistics."""
     state = checkpoints.read(max(finished[1].glob("checkpoints/step-*.npz")))
     earlier = {
-        name.replace("averaged_", "ema_"): value
+        optimizers.earlier_averaged_name(name.removeprefix("averaged/"))
+        if name.startswith("averaged/")
+        else name: value
         for name, value in state.variables.items()
-        if not (name.startswith("averaged_") and "moving" in name)
+        if not (name.startswith("averaged/") and "moving" in name)
     }
     path = checkpoints.write(
         tmp_path / "checkpoints", dataclasses.replace(state, variables=earlier)

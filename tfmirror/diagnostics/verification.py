@@ -16,7 +16,7 @@ from tfmirror import models
 from tfmirror.data import datasets, pipeline
 from tfmirror.data.datasets import Examples
 from tfmirror.diagnostics import drift, inspection
-from tfmirror.models import keras_defaults
+from tfmirror.models import keras_defaults, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
@@ -143,7 +143,9 @@ def observe(
         trainee, evaluation, training
     )
     all_variables = [*trainee.model.variables, *trainee.optimizer.variables]
-    drifts = drift.make_check(trainee.strategy, {v.path: v for v in all_variables})()
+    names = variable_names.unique(variable.path for variable in all_variables)
+    named = dict(zip(names, all_variables, strict=True))
+    drifts = drift.make_check(trainee.strategy, named)()
     seen["all replicas equal after 20 steps"] = describe_drifts(drifts)
     return seen
 

@@ -141,12 +141,12 @@ def _evaluated_names(
     that fit, so its raw weights are taken, with their own statistics.
     """
     saved, paths = state.variables, state.model.variables
-    prefixes = (optimizers.AVERAGED, optimizers.EARLIER_AVERAGED)
+    name_functions = (optimizers.averaged_name, optimizers.earlier_averaged_name)
     averages = {
         path: name
         for path in paths
-        for prefix in prefixes
-        if (name := optimizers.averaged_name(path, prefix)) in saved
+        for name_of in name_functions
+        if (name := name_of(path)) in saved
     }
     statistics = [path for path in paths if path.endswith(MOVING_STATISTICS)]
     if any(path in averages for path in statistics):

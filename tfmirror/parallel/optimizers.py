@@ -8,14 +8,14 @@ Clipping by global norm, weight decay, momentum and schedules are the Keras opti
 own. It gets a gradient that is aggregated already, so they act on it once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfmirror import errors, recipes
-from tfmirror.models import keras_defaults
+from tfmirror.models import keras_defaults, variable_names
 from tfmirror.parallel import batch_statistics
 
 # Dynamic loss scaling as in Keras' LossScaleOptimizer (NVIDIA, Mixed precision
@@ -26,9 +26,7 @@ INITIAL_LOSS_SCALE = 2.0**15
 LARGEST_LOSS_SCALE = 2.0**24
 STEPS_TO_GROW_LOSS_SCALE = 2000
 
-# How the names of averaged weights begin, and of the statistics estimated with them.
-AVERAGED = "averaged_"
-# Likewise in checkpoints from before there were such statistics, and a warm-up.
+# How the names of averaged weights began before there was a warm-up of their decay.
 EARLIER_AVERAGED = "ema_"
 
 
@@ -71,6 +69,9 @@ class MirroredOptimizer:
         if ema_decay:
             self.ema = [_average_of(v) for v in model.trainable_variables]
             self.statistics = [_average_of(self._state[k]) for k in self._estimated]
+        averaged = [*model.trainable_variables]
+        averaged += [self._state[k] for k in self._estimated]
+        self._averaged_names = _averaged_names(model, averaged)
         self.loss_scaler = LossScaler() if scales_loss else None
 
     @property
@@ -110,10 +111,14 @@ class MirroredOptimizer:
     @property
     def named_variables(self) -> dict[str, keras.Variable]:
         """All of `variables`, by names that are the same in every process."""
-        own = {v.path.split("/", 1)[-1]: v for v in self.keras_optimizer.variables}
-        named = {f"optimizer/{name}": v for name, v in own.items()}  # not "sgd_7/..."
-        others = self.variables[len(own) :]
-        return named | {v.path: v for v in others}
+        slots = self.keras_optimizer.variables
+        # Without the optimizer's own name, which may be sgd_7.
+        own = variable_names.unique(v.path.split("/", 1)[-1] for v in slots)
+        names = [f"optimizer/{name}" for name in own]
+        if self.ema:
+            names += self._averaged_names
+        names += [v.path for v in self.variables[len(names) :]]
+        return dict(zip(names, self.variables, strict=True))
 
     def step(self) -> tf.Tensor:
         """Returns the number of steps taken, a scalar integer. Replica context."""
@@ -256,12 +261,17 @@ def averaging_decay(ema_decay: float, num_steps: tf.Tensor | int) -> tf.Tensor:
     return tf.minimum(tf.constant(ema_decay, tf.float32), (1 + t) / (10 + t))
 
 
-def averaged_name(path: str, prefix: str = AVERAGED) -> str:
-    """Returns the name of the average of the weight at `path`.
+def averaged_name(name: str) -> str:
+    """Returns the name of the average of the weight that is called `name`.
 
-    Likewise of the statistic at `path` that is estimated with the averages.
+    Likewise of the statistic `name` that is estimated with the averages.
     """
-    return prefix + path.replace("/", "_")
+    return f"averaged/{name}"
+
+
+def earlier_averaged_name(name: str) -> str:
+    """Returns the average's name in checkpoints of before the decay had a warm-up."""
+    return EARLIER_AVERAGED + name.replace("/", "_")
 
 
 def check_averages(names: Iterable[str]) -> None:
@@ -280,8 +290,17 @@ def check_averages(names: Iterable[str]) -> None:
 
 def _average_of(variable: keras.Variable) -> keras.Variable:
     """Returns a variable for the average of another, which starts with its value."""
-    name = averaged_name(variable.path)
+    name = "averaged_" + variable.path.replace("/", "_")
     return keras.Variable(variable.numpy(), trainable=False, name=name)
+
+
+def _averaged_names(
+    model: keras.Model, variables: Sequence[keras.Variable]
+) -> list[str]:
+    """Returns the names of the averages of some of a model's variables."""
+    pairs = zip(model.variables, variable_names.names_of(model), strict=True)
+    names = {id(variable): averaged_name(name) for variable, name in pairs}
+    return [names[id(variable)] for variable in variables]
 
 
 def _scalar(value: float, dtype: str, name: str) -> keras.Variable:

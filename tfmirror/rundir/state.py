@@ -12,6 +12,7 @@ import numpy as np
 
 from tfmirror import config, metrics
 from tfmirror.data import pipeline
+from tfmirror.models import variable_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ def describe_model(model: keras.Model) -> ModelDescription:
     return ModelDescription(
         input_shape=tuple(model.input_shape[1:]),
         num_classes=model.output_shape[-1],
-        variables=tuple(variable.path for variable in model.variables),
+        variables=tuple(variable_names.names_of(model)),
     )
 
 

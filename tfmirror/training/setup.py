@@ -17,7 +17,7 @@ from tfmirror import config, errors, models, recipes
 from tfmirror.data import augmentation, datasets, pipeline
 from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
-from tfmirror.models import kernel_gradient
+from tfmirror.models import kernel_gradient, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
@@ -57,7 +57,8 @@ class TrainingSetup:
     @property
     def variables(self) -> dict[str, keras.Variable]:
         """All variables by name: the model's, the optimizer's, and moving averages."""
-        model = {v.path: v for v in self.model.variables}
+        names = variable_names.names_of(self.model)
+        model = dict(zip(names, self.model.variables, strict=True))
         return model | self.optimizer.named_variables
 
     @property
