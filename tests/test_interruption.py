@@ -34,8 +34,15 @@ print("left in peace", flush=True)
 """
 
 
+def heed_signals():
+    """Lets a new process heed the signals that a shell's background jobs ignore."""
+    for name in NAMES:
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
+
+
 def start(program, *arguments, **options):
     """Starts a Python process as a user would; its output can be read."""
+    options.setdefault("preexec_fn", heed_signals)
     environment = {k: v for k, v in os.environ.items() if k != command.LOG_LEVEL}
     environment |= options.pop("variables", {})
     program = ["-c", program] if "\n" in program else ["-m", program]
