@@ -34,15 +34,24 @@ print("left in peace", flush=True)
 """
 
 
-def heed_signals():
-    """Lets a new process heed the signals that a shell's background jobs ignore."""
-    for name in NAMES:
-        signal.signal(signal.Signals[name], signal.SIG_DFL)
+@pytest.fixture(autouse=True)
+def heeds_signals():
+    """Heeds the signals that nohup and a shell's background jobs ignore.
+
+    So do the processes that a test starts.
+    """
+    numbers = [signal.Signals[name] for name in NAMES]
+    before = [signal.getsignal(number) for number in numbers]
+    for number, handler in zip(numbers, before, strict=True):
+        if handler == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 def start(program, *arguments, **options):
     """Starts a Python process as a user would; its output can be read."""
-    options.setdefault("preexec_fn", heed_signals)
     environment = {k: v for k, v in os.environ.items() if k != command.LOG_LEVEL}
     environment |= options.pop("variables", {})
     program = ["-c", program] if "\n" in program else ["-m", program]
