@@ -1,6 +1,7 @@
 """Reports: what is read, what is compared, and what a page may hold."""
 
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -116,6 +117,34 @@ def test_the_page_needs_nothing_beside_it(tmp_path):
     sources = re.findall(r"""(?:src|href)=["']?([^"' >]*)""", html)
     assert len(sources) == 1 and sources[0].startswith("data:image/png;base64,")
     assert "url(" not in html and "@import" not in html and "http:" not in html
+
+
+def test_each_line_holds_the_numbers_that_its_axes_name(tmp_path):
+    """Solid: evaluation, dashed: training; the last row is the learning rate."""
+    folder = pathlib.Path(write_run(tmp_path / "a"))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [
+        json.loads(line) | {metrics.NAMES["learning_rate"]: rate}
+        for line, rate in zip(lines, (0.3, 0.1), strict=True)
+    ]
+    (folder / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(r)}\n" for r in records)
+    )
+    drawn = plots.draw_curves([reader.read(folder)])
+    expected = [
+        {"--": [1.5, 1.3], "-": [1.6, 1.4]},
+        {"--": [0.6, 0.8], "-": [0.5, 0.7]},
+        {"-": [0.3, 0.1]},
+    ]
+    for row, values in enumerate(expected):
+        for ax, x in zip(drawn.axes[2 * row :], ([1, 2], [12.5, 25]), strict=False):
+            found = {
+                line.get_linestyle(): line for line in ax.lines if len(line.get_xdata())
+            }
+            assert found.keys() == values.keys()
+            for style, y in values.items():
+                np.testing.assert_allclose(found[style].get_ydata(), y, rtol=1e-12)
+                np.testing.assert_array_equal(found[style].get_xdata(), x)
 
 
 @pytest.mark.parametrize("names", ["a", "abcdefgh", "abcdefghijklm"])
