@@ -8,6 +8,7 @@ import pytest
 from helpers import watch_threads
 
 from tfmirror import command, files, flags, verify
+from tfmirror.data import pipeline
 from tfmirror.diagnostics import drift, verification
 from tfmirror.parallel import devices, reduction
 
@@ -63,6 +64,14 @@ def test_replica_counts(most, expected):
 def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
     compiled, kept_apart = watch_threads(monkeypatch)
     path = tmp_path / "verified.json"
+    make_batches, seeds = pipeline.per_replica_batches, set()
+
+    def watched(examples, **options):
+        is_evaluation = len(examples) == verification.NUM_EVAL_EXAMPLES
+        seeds.add((is_evaluation, options.get("shuffle_seed")))
+        return make_batches(examples, **options)
+
+    monkeypatch.setattr(pipeline, "per_replica_batches", watched)
     code = call(f"--gpus={most}", f"--json_file={path}")
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
@@ -74,6 +83,8 @@ def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
         expected = {"same bits"} if row["tolerance"] == 0 else None
         assert expected is None or {c["outcome"] for c in cells.values()} == expected
     assert out.endswith("all 14 claims hold\n")
+    # All training data are shuffled: the order must not depend on the replicas either.
+    assert seeds == {(False, 0), (True, None)}
     assert set(compiled) == {2} and kept_apart == [verification.NUM_MICROBATCHES]
 
 
