@@ -20,6 +20,7 @@ ORDER = (
     "tfmirror.metrics",
     "tfmirror.process_environment",
     "tfmirror.recipes",
+    "tfmirror.model_source",
     "tfmirror.settings",
     "tfmirror.train_config",
     "tfmirror.config",

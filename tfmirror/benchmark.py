@@ -16,7 +16,13 @@ import re
 import typing
 from collections.abc import Iterable, Sequence
 
-from tfmirror import command, errors, hardware, process_environment
+from tfmirror import (
+    command,
+    errors,
+    hardware,
+    model_source,
+    process_environment,
+)
 from tfmirror.benchmarking.workload import PEERS
 from tfmirror.recipes import RECIPES
 from tfmirror.settings import LARGEST_INT, check_fields, setting, setting_of
@@ -32,9 +38,11 @@ class BenchmarkConfig:
 
     model: str = setting(
         "cnn",
-        "models to train, comma-separated",
+        "models to train, comma-separated; FILE.py:FUNCTION or "
+        "package.module:FUNCTION is one of your own",
         group=GROUP,
         choices=sorted(RECIPES),
+        check_choice=model_source.check,
         is_list=True,
     )
     gpus: str = setting(

@@ -14,12 +14,12 @@ import re
 import typing
 from collections.abc import Mapping
 
-from tfmirror import errors
+from tfmirror import errors, model_source
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
     EPOCHS_OF_SMALL_DATASETS,
     LR_SCALINGS,
-    RECIPES,
+    recipe_of,
 )
 from tfmirror.settings import (
     LARGEST_FLOAT,
@@ -49,6 +49,9 @@ class ResolvedConfig(TrainConfig):
       learning_rate: step size for one batch of the recipe, before scaling.
       checkpoint_every: interval between two checkpoints.
       resume_override: names of settings that may differ on resume.
+      init: initializer of the kernels; empty: that of the user's own model.
+      model_sha256: digest of the file of the user's own model, as 64 hexadecimal
+        digits; empty: a built-in model, or one of which no file is known.
       texts: the parsed settings as they were given, for config.json.
     """
 
@@ -61,12 +64,13 @@ class ResolvedConfig(TrainConfig):
     init: str
     checkpoint_every: Interval
     resume_override: tuple[str, ...]
+    model_sha256: str
     texts: Mapping[str, str] = dataclasses.field(compare=False, repr=False)
 
     @property
     def reference_batch_size(self) -> int:
         """Examples of the batch that `learning_rate` is for: one of the recipe."""
-        return RECIPES[self.model].per_replica_batch_size
+        return recipe_of(self.model).per_replica_batch_size
 
     @property
     def peak_learning_rate(self) -> float:
@@ -103,6 +107,11 @@ def check(settings: TrainConfig) -> None:
             "remove one"
         )
     errors.require_utf8("workdir", settings.workdir)
+    if model_source.is_own(settings.model) and settings.init is not None:
+        raise errors.InputError(
+            f"init has no effect on model {settings.model}, which makes its weights "
+            f"itself: got {settings.init}; remove init"
+        )
     check_seed(settings.seed)
     _check_batches(settings)
     _check_optimizer(settings)
@@ -223,7 +232,9 @@ def parse_names(given: str | tuple[str, ...]) -> tuple[str, ...]:
     return given if isinstance(given, tuple) else errors.split_names(given)
 
 
-def resolve(settings: TrainConfig, num_replicas: int) -> ResolvedConfig:
+def resolve(
+    settings: TrainConfig, num_replicas: int, model_sha256: str = ""
+) -> ResolvedConfig:
     """Returns `settings` parsed, with everything left open taken from the recipe.
 
     With B the global batch size and N replicas, each replica has B/N examples per
@@ -233,12 +244,13 @@ def resolve(settings: TrainConfig, num_replicas: int) -> ResolvedConfig:
     Args:
       settings: ones that `check` accepts.
       num_replicas: N, the number of devices chosen.
+      model_sha256: digest of the file of the user's own model; empty: a built-in one.
 
     Raises:
       InputError: a global batch has fewer examples than replicas or microbatches, the
         warm-up is longer than the run, or the scaled learning rate is no float32.
     """
-    recipe = RECIPES[settings.model]
+    recipe = recipe_of(settings.model)
     global_batch_size = settings.global_batch_size
     if global_batch_size is None:
         per_replica = settings.per_replica_batch_size or recipe.per_replica_batch_size
@@ -264,6 +276,7 @@ def resolve(settings: TrainConfig, num_replicas: int) -> ResolvedConfig:
         "epochs": settings.epochs or recipe_epochs,
         "checkpoint_every": parse_interval(settings.checkpoint_every),
         "resume_override": parse_names(settings.resume_override),
+        "model_sha256": model_sha256,
         "texts": _texts(settings),
     }
     resolved = ResolvedConfig(**_values(settings) | decided)
@@ -282,7 +295,7 @@ def _resolve_learning_rate(settings: TrainConfig) -> tuple[float, str]:
     rate that was given, or the one of adam and adamw, is not scaled. A scaling that
     was given applies to any rate.
     """
-    recipe = RECIPES[settings.model]
+    recipe = recipe_of(settings.model)
     rate, scaling = recipe.learning_rate, recipe.lr_scaling
     if settings.optimizer != "sgd":
         rate, scaling = ADAM_LEARNING_RATE, "none"

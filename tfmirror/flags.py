@@ -134,6 +134,8 @@ def _flag_help(field: Field) -> str:
     header = f"--{field.name}"
     if value_type is not bool:
         values = "|".join(described.choices) or value_type.__name__
+        if described.check_choice:  # which allows others, too
+            values += f"|{value_type.__name__}"
         header += f"=<{values}>" + (",..." if described.is_list else "")
     text = described.help
     if described.zero_means:

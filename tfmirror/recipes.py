@@ -26,7 +26,7 @@ class Recipe:
       per_replica_batch_size: examples per step on each replica.
       learning_rate: step size of sgd for a global batch of that many examples.
       epochs: passes over the training examples.
-      init: initializer of the kernels, one of INITS.
+      init: initializer of the kernels, one of INITS; empty: the model's own.
       lr_scaling: how the learning rate follows the global batch size, one of
         LR_SCALINGS.
     """
@@ -46,6 +46,9 @@ RECIPES = {
     "cnn": Recipe(64, 0.3, epochs=5, init="glorot"),
     "resnet18": Recipe(256, 0.1, epochs=10, init="normal", lr_scaling="linear"),
 }
+
+# For a model of the user's own, which makes its initial weights itself.
+OWN_MODEL = Recipe(64, 0.1, epochs=5, init="")
 
 # So small a dataset needs more epochs for about as many steps (BUILD_NOTES.md).
 EPOCHS_OF_SMALL_DATASETS = {"digits": 30}
@@ -103,6 +106,11 @@ PRESETS: dict[str, dict[str, typing.Any]] = {
         "precision": "bfloat16",
     },
 }
+
+
+def recipe_of(model: str) -> Recipe:
+    """Returns the Recipe of a setting `model`: OWN_MODEL unless it is built in."""
+    return RECIPES.get(model, OWN_MODEL)
 
 
 def with_preset(

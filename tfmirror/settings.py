@@ -12,7 +12,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tfmirror import errors
 
@@ -26,6 +26,8 @@ LARGEST_FLOAT = 3.4028234663852886e38
 SMALLEST_FLOAT = 1.1754943508222875e-38  # above 0, with all its digits
 
 OnResume = typing.Literal["same", "override", "free"]
+# (choices, value): raises InputError if the value is not allowed
+CheckChoice = Callable[[Sequence[str], str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Setting:
     help: str
     group: str
     choices: tuple[str, ...] = ()
+    check_choice: CheckChoice | None = None
     is_list: bool = False
     minimum: float | None = None
     maximum: float | None = None
@@ -49,6 +52,7 @@ def setting(
     *,
     group: str,
     choices: Iterable[str] = (),
+    check_choice: CheckChoice | None = None,
     is_list: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -63,6 +67,7 @@ def setting(
       help: text for --help: meaning, unit, and what an empty text means.
       group: heading in --help that the flag stands under.
       choices: the values allowed; none: not restricted.
+      check_choice: says what is allowed besides `choices`; None: nothing is.
       is_list: whether the value is a comma-separated text.
       minimum: smallest number allowed; None: not restricted here.
       maximum: largest number allowed; None: the largest int32 or float32.
@@ -78,6 +83,7 @@ def setting(
         help,
         group,
         tuple(choices),
+        check_choice=check_choice,
         is_list=is_list,
         minimum=minimum,
         maximum=maximum,
@@ -164,9 +170,17 @@ def check_fields(settings: "DataclassInstance") -> None:
         if described.choices:
             values = errors.split_names(value) if described.is_list else (value,)
             for one in values:
-                errors.require_one_of(described.choices, field.name, one)
+                _check_choice(field.name, one, described)
         if types[0] in (int, float):
             _check_number(field.name, value, described, is_float=types[0] is float)
+
+
+def _check_choice(name: str, value: str, described: Setting) -> None:
+    """Raises InputError unless `value` is one of the setting's choices."""
+    if described.check_choice:
+        described.check_choice(described.choices, value)
+    else:
+        errors.require_one_of(described.choices, name, value)
 
 
 TYPE_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "a bool"}

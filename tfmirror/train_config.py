@@ -7,6 +7,7 @@
 
 import dataclasses
 
+from tfmirror import model_source
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
     DATASETS_TO_FLIP,
@@ -47,7 +48,12 @@ class TrainConfig:
     """
 
     model: str = setting(
-        "cnn", "model to train", group="Model", choices=sorted(RECIPES)
+        "cnn",
+        "model to train, or a function of your own that returns one: FILE.py:FUNCTION "
+        "or package.module:FUNCTION, called with (input_shape, num_classes)",
+        group="Model",
+        choices=sorted(RECIPES),
+        check_choice=model_source.check,
     )
     dataset: str = setting(
         "digits",

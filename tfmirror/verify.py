@@ -36,7 +36,8 @@ class VerifyConfig:
         "model",
         "probe",
         help="model to verify with; probe is a small network with convolution, batch "
-        "norm, dropout and a dense layer",
+        "norm, dropout and a dense layer; FILE.py:FUNCTION or package.module:FUNCTION "
+        "is a model of your own",
         choices=("probe", *sorted(RECIPES)),
     )
     gpus: int = setting_of(

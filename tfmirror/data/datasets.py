@@ -78,7 +78,21 @@ def load(
         raise errors.InputError(
             f"data_dir must be an existing folder: got {str(folder)!r}"
         )
-    dataset = check(_find(name, folder))
+    return limited(
+        check(_find(name, folder)),
+        limit_train_examples=limit_train_examples,
+        limit_eval_examples=limit_eval_examples,
+    )
+
+
+def limited(
+    dataset: ImageDataset, *, limit_train_examples: int, limit_eval_examples: int
+) -> ImageDataset:
+    """Returns `dataset` with the first examples only; see `load`.
+
+    Raises:
+      InputError: it has fewer examples than a limit.
+    """
     return dataclasses.replace(
         dataset,
         train=_first(dataset.train, limit_train_examples, "limit_train_examples"),
@@ -213,10 +227,12 @@ def check(dataset: ImageDataset) -> ImageDataset:
     """Returns `dataset` itself, after checking that it is consistent.
 
     Raises:
-      InputError: images for training and evaluation differ in shape, or a label is
-        outside [0, K).
+      InputError: images or labels are not arrays as Examples describes them, images
+        for training and evaluation differ in shape, or a label is outside [0, K).
     """
     where = f"{dataset.name} ({dataset.source})"
+    for split, examples in (("train", dataset.train), ("eval", dataset.eval)):
+        _check_arrays(f"{where}, {split} set", examples)
     shapes = [examples.images.shape[1:] for examples in (dataset.train, dataset.eval)]
     if shapes[0] != shapes[1]:
         raise errors.InputError(
@@ -234,6 +250,24 @@ def check(dataset: ImageDataset) -> ImageDataset:
                 f"that the data are those of {dataset.name}"
             )
     return dataset
+
+
+def _check_arrays(where: str, examples: Examples) -> None:
+    """Raises InputError unless there are images [E, H, W, C] uint8 and E labels."""
+    images, labels = examples.images, examples.labels
+    got = f"{images.dtype} of shape {list(images.shape)}"
+    if images.ndim != 4 or not len(images) or images.dtype != np.uint8:
+        advice = ""
+        if images.dtype.kind == "f" and images.size and images.max() <= 1:
+            advice = "; these are in [0, 1]: multiply by 255, round, and convert them"
+        raise errors.InputError(
+            f"{where}: expected images [E, H, W, C] uint8 in [0, 255], got {got}{advice}"
+        )
+    if labels.shape != (len(images),) or labels.dtype != np.int32:
+        raise errors.InputError(
+            f"{where}: expected {len(images)} labels [E] int32, one for each image, got "
+            f"{labels.dtype} of shape {list(labels.shape)}"
+        )
 
 
 def _first(examples: Examples, limit: int, name: str) -> Examples:

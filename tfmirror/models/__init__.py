@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 import keras
 
-from tfmirror import errors, recipes
+from tfmirror import errors, model_source, recipes
+from tfmirror.model_source import ModelSource
 from tfmirror.models import (
     fused_batch_norm,
     keras_defaults,
+    own_model,
     probe,
     resnet18,
     small_cnn,
@@ -30,7 +32,7 @@ PRECISIONS = {
 
 @keras_defaults.scope()
 def build(
-    name: str,
+    model: str | ModelSource,
     input_shape: Sequence[int],
     num_classes: int,
     *,
@@ -43,25 +45,41 @@ def build(
     depends are cut off. Neither is saved with the model, which is plain Keras.
 
     Args:
-      name: one of `BUILDERS`.
+      model: one of `BUILDERS`; or a function of the user's own, as a ModelSource or as
+        FILE.py:FUNCTION or package.module:FUNCTION.
       input_shape: (H, W, C) of the images.
       num_classes: K.
       precision: dtype of the computations: "float32", "bfloat16" or "float16".
         Variables and logits are always float32.
       init: initializer of the kernels, one of `INITIALIZERS`; None: the recipe's for
-        this model, or "glorot" if it has no recipe.
+        this model, or "glorot" if it has no recipe. A model of the user's own makes
+        its weights itself.
 
     Raises:
-      InputError: the name, the precision or the initializer is unknown, or the images
-        are too small for the model.
+      InputError: the name, the precision or the initializer is unknown, the images
+        are too small for the model, or a model of the user's own can't be trained.
     """
+    errors.require_one_of(PRECISIONS, "precision", precision)
+    keras.config.set_dtype_policy(PRECISIONS[precision])  # until the scope ends
+    with keras_defaults.names_of_a_new_process():
+        if isinstance(model, str) and model_source.is_own(model):
+            model = model_source.load(model)
+        if isinstance(model, ModelSource):
+            built = own_model.build(model, input_shape, num_classes)
+            own_model.check_precision(built, PRECISIONS[precision])
+        else:
+            built = _build_builtin(model, input_shape, num_classes, init=init)
+    fused_batch_norm.fuse(built)
+    unused_pixels.crop_inputs(built)
+    return built
+
+
+def _build_builtin(
+    name: str, input_shape: Sequence[int], num_classes: int, *, init: str | None
+) -> keras.Model:
+    """Returns one of `BUILDERS`' models, see `build`."""
     errors.require_one_of(BUILDERS, "model", name)
     if init is None:
         init = recipes.RECIPES[name].init if name in recipes.RECIPES else "glorot"
     errors.require_one_of(INITIALIZERS, "init", init)
-    errors.require_one_of(PRECISIONS, "precision", precision)
-    keras.config.set_dtype_policy(PRECISIONS[precision])  # until the scope ends
-    model = BUILDERS[name](input_shape, num_classes, INITIALIZERS[init])
-    fused_batch_norm.fuse(model)
-    unused_pixels.crop_inputs(model)
-    return model
+    return BUILDERS[name](input_shape, num_classes, INITIALIZERS[init])

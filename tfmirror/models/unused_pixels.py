@@ -32,9 +32,9 @@ class NeededRegion(typing.NamedTuple):
 def crop_inputs(model: keras.Model) -> None:
     """Makes the first layer of `model` take only the pixels that logits depend on.
 
-    Logits keep their bits; gradients are the same up to rounding. The outputs of the
-    first layers become smaller than their `output.shape` says, so no other model may
-    share these layers. A model is left unchanged if no pixel is known to be unneeded.
+    Logits keep their bits; gradients are the same up to rounding. Within
+    `layer_override.faster_calls` the outputs of the first layers become smaller than
+    their `output.shape` says. A model is left unchanged if no pixel is known to be unneeded.
     `layer_override.restore_call` of the first layer undoes it.
 
     Args:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfmirror.data import pipeline
 from tfmirror.data.datasets import Examples
-from tfmirror.models import nested_layers
+from tfmirror.models import layer_override, nested_layers
 from tfmirror.parallel import gradients, reduction, replicas, segments, step_loop
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.step_loop import StepLoop, StepResult
@@ -48,6 +48,7 @@ def indices(model: keras.Model) -> list[int]:
     return [k for k, v in enumerate(state) if any(v is f for f in found)]
 
 
+@layer_override.faster_calls()
 def microbatch_statistics(
     model: keras.Model,
     weights: list[tf.Tensor],

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfmirror.data import pipeline
+from tfmirror.models import layer_override
 from tfmirror.parallel import model_state
 
 # (images [b, H, W, C] uint8, microbatch index) -> images of the same shape and dtype
@@ -29,6 +30,7 @@ class MicrobatchSums(NamedTuple):
     state: list[tf.Tensor]  # new averaged state (model_state); zeros without examples
 
 
+@layer_override.faster_calls()
 def microbatch_gradients(
     model: keras.Model,
     weights: list[tf.Tensor],
@@ -84,6 +86,8 @@ def microbatch_gradients(
     gradients = tape.gradient(
         scaled_loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
+    # An Embedding has a sparse gradient; sums over microbatches and replicas are dense.
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     if scales_loss:  # gradients of float32 weights: exact, as a power of two is
         gradients = [gradient * divisor for gradient in gradients]
     new_state = [new_state[k] for k in averaged]
@@ -129,6 +133,7 @@ def count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(predictions == labels, tf.float32))
 
 
+@layer_override.faster_calls()
 def inference_logits(
     model: keras.Model,
     weights: list[tf.Tensor],

@@ -120,6 +120,22 @@ class MirroredOptimizer:
         names += [v.path for v in self.variables[len(names) :]]
         return dict(zip(names, self.variables, strict=True))
 
+    def check_trainable(self, model: keras.Model) -> None:
+        """Checks that the model trains the variables that this optimizer updates.
+
+        Raises:
+          InputError: a layer was frozen or unfrozen after the optimizer was made.
+        """
+        own = {id(v): v.path for v in self.trainable_variables}
+        now = {id(v): v.path for v in model.trainable_variables}
+        changed = [(own | now)[k] for k in own.keys() ^ now.keys()]
+        if changed or list(own) != list(now):
+            raise errors.InputError(
+                "what is trained is fixed when the optimizer is made, but layers were "
+                f"frozen or unfrozen since then: {', '.join(sorted(changed)[:5])}; set "
+                "layer.trainable before, and make a new optimizer"
+            )
+
     def step(self) -> tf.Tensor:
         """Returns the number of steps taken, a scalar integer. Replica context."""
         return tf.convert_to_tensor(self.keras_optimizer.iterations.value)

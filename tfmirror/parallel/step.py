@@ -45,6 +45,7 @@ def replica_total(
       images: [b, H, W, C] uint8, this replica's part of the global batch.
       labels: [b] int32 in [0, K).
     """
+    optimizer.check_trainable(model)
     weights, state = replicas.weights_and_state(model)
     step, loss_scale = tf.cast(optimizer.step(), tf.int32), optimizer.loss_scale()
 
@@ -117,9 +118,11 @@ def make_train_steps(
       max_concurrent: microbatches that a replica may compute at the same time.
 
     Raises:
-      InputError: the model has state that can't be averaged over microbatches.
+      InputError: the model has state that can't be averaged over microbatches, or
+        trains other variables than those that `optimizer` was made for.
     """
     model_state.rules_of(model)  # refuses state that no rule fits
+    optimizer.check_trainable(model)
     compute_sums = reduction.compile_sums(
         functools.partial(
             gradients.microbatch_gradients,

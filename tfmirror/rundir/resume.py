@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfmirror import config, errors, files
+from tfmirror import config, errors, files, model_source
 from tfmirror.data import pipeline
 from tfmirror.rundir import checkpoints, reader, workdir
 from tfmirror.rundir.state import RunState
@@ -186,6 +186,9 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
     allowed = {*settings.resume_override, *names_with(config.TrainConfig, "free")}
     if settings.microbatches:
         allowed.add("gpus")
+    if model_source.is_own(settings.model) and model_source.is_own(previous["model"]):
+        _check_own_model(previous, settings)
+        allowed.add("model")  # the file may have moved
     now = settings.to_json()
     differing = [n for n in now if n not in allowed and now[n] != previous[n]]
     if not differing:
@@ -195,6 +198,22 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
     if set(differing) <= set(names_with(config.TrainConfig, "override")):
         advice += f", or --resume_override={','.join(differing)}"
     raise errors.InputError(f"the run to resume had other settings: {listed}; {advice}")
+
+
+def _check_own_model(
+    previous: dict[str, Any], settings: config.ResolvedConfig
+) -> None:
+    """Raises InputError if another function, or another file, gives the own model."""
+    then, now = previous["model"], settings.model
+    names = model_source.function_name(then), model_source.function_name(now)
+    digests = previous.get("model_sha256", ""), settings.model_sha256
+    if names[0] != names[1] or digests[0] != digests[1]:
+        raise errors.InputError(
+            f"the run to resume has the model {then} of a file with the SHA-256 "
+            f"{digests[0][:12] or 'unknown'}, now {now} of one with "
+            f"{digests[1][:12] or 'unknown'}: give the same function of the same file "
+            "as then, or start a new run in another --workdir"
+        )
 
 
 def _check_order(previous: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from tfmirror import config, metrics
+from tfmirror import config, metrics, model_source
 from tfmirror.data import pipeline
 from tfmirror.models import variable_names
 
@@ -123,11 +123,15 @@ def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
 
 
 def settings_to_record(settings: config.ResolvedConfig) -> dict[str, Any]:
-    """Returns {name: value} of the settings, and the version of the order of examples.
+    """Returns {name: value} of the settings, and what else a run can't change.
 
-    The version is no setting: nobody chooses it, but a run can't change it.
+    That is the version of the order of examples, and the digest of the file of the
+    user's own model.
     """
-    return settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
+    recorded = settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
+    if model_source.is_own(settings.model):
+        recorded["model_sha256"] = settings.model_sha256
+    return recorded
 
 
 def describe_model(model: keras.Model) -> ModelDescription:

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tfmirror import config, errors
+from tfmirror import config, errors, model_source
+from tfmirror.data.datasets import ImageDataset
 from tfmirror.diagnostics import drift, non_finite
 from tfmirror.models import keras_defaults
 from tfmirror.parallel import step_loop
@@ -31,24 +32,37 @@ OnProgress = Callable[[Any, float], None]
 
 
 @keras_defaults.scope()
-def train(settings: config.TrainConfig) -> dict[str, Any]:
+def train(
+    settings: config.TrainConfig,
+    *,
+    model: model_source.Build | None = None,
+    dataset: ImageDataset | None = None,
+) -> dict[str, Any]:
     """Trains with `settings`; returns the content of summary.json, and "workdir".
 
     Writes nothing but a lock before it has checked settings, devices and data. With
     resume="auto" a finished run is not run again.
 
+    Args:
+      settings: those of tfmirror.train.
+      model: function of (input_shape, num_classes) that returns a Keras model, from
+        images [b, H, W, C] float32 in [0, 1] to logits [b, K]; None: settings.model.
+        It is called on each start of the run, also on a resume.
+      dataset: such as datasets.from_splits makes; None: settings.dataset.
+
     Raises:
-      InputError: a setting is wrong, the data can't be used, or another process
-        trains in the same run directory.
+      InputError: a setting is wrong, the model or the data can't be used, or another
+        process trains in the same run directory.
       TrainingStoppedError: a step is not finite, replicas have drifted, or a file can't
         be written.
       InterruptedRunError: the process received a signal to end.
     """
+    settings, given = _with_given(settings, model, dataset)
     config.check(settings)
     if settings.resume != "auto":
         workdir.check_is_free(settings.workdir)
     terminal = Terminal()
-    chosen, resolved = setup.choose(settings)
+    chosen, resolved = setup.choose(settings, given)
     with contextlib.ExitStack() as locks:
         # Before anything is read: another process may be training there.
         locks.enter_context(workdir.lock_to_continue(settings))
@@ -61,7 +75,7 @@ def train(settings: config.TrainConfig) -> dict[str, Any]:
             terminal.print_line(line)
         if not previous.directory:
             workdir.check_is_free(settings.workdir)
-        training_setup = setup.prepare(resolved, chosen, previous.state)
+        training_setup = setup.prepare(resolved, chosen, previous.state, given)
         for line in progress.schedule_lines(training_setup, previous.state):
             terminal.print_line(line)
         if not (folder := previous.directory):
@@ -74,9 +88,37 @@ def train(settings: config.TrainConfig) -> dict[str, Any]:
     return summary | {"workdir": str(folder)}
 
 
+def _with_given(
+    settings: config.TrainConfig,
+    model: model_source.Build | None,
+    dataset: ImageDataset | None,
+) -> tuple[config.TrainConfig, setup.Given]:
+    """Returns the settings with the names of what is given, and what is given.
+
+    Raises:
+      InputError: a setting says something else, or the model's file can't be loaded.
+    """
+    source = None
+    if model is not None:
+        usual = config.TrainConfig().model
+        expected = f"left at {usual!r}, since a model is given"
+        errors.require(settings.model == usual, "model", settings.model, expected)
+        source = model_source.of_function(model)
+        settings = dataclasses.replace(settings, model=source.name)
+    elif isinstance(settings.model, str) and model_source.is_own(settings.model):
+        config.check(settings)
+        source = model_source.load(settings.model)
+    if dataset is not None:
+        expected = "empty, since a dataset is given"
+        errors.require(not settings.data_dir, "data_dir", settings.data_dir, expected)
+        settings = dataclasses.replace(settings, dataset=dataset.name)
+    return settings, setup.Given(source, dataset)
+
+
 def _default_name(settings: config.ResolvedConfig) -> str:
     """Returns the first part of the name of a run directory without a --workdir."""
-    name = f"{settings.model}-{settings.dataset}".replace("/", "-")
+    model = model_source.function_name(settings.model) or settings.model
+    name = f"{model}-{settings.dataset}".replace("/", "-")
     return f"{name}-{settings.gpus}replicas"
 
 

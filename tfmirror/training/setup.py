@@ -13,17 +13,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfmirror import config, errors, models, recipes
+from tfmirror import config, errors, model_source, models, recipes
 from tfmirror.data import augmentation, datasets, pipeline
 from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
-from tfmirror.models import kernel_gradient, variable_names
+from tfmirror.model_source import ModelSource
+from tfmirror.models import kernel_gradient, own_model, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
     eval_step,
     gradients,
     microbatches,
+    model_state,
     optimizers,
     runtime,
     segments,
@@ -112,18 +114,30 @@ class TrainingSetup:
             yield f"replica {replica_id} on {name}: {int(count.numpy())} steps taken"
 
 
-def choose(settings: config.TrainConfig) -> tuple[Devices, config.ResolvedConfig]:
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What is used in place of what the settings would find by name; None: nothing."""
+
+    model: ModelSource | None = None
+    dataset: ImageDataset | None = None
+
+
+def choose(
+    settings: config.TrainConfig, given: Given = Given()
+) -> tuple[Devices, config.ResolvedConfig]:
     """Returns the devices and the resolved settings; configures the process for them.
 
     Args:
       settings: checked with config.check.
+      given: its model, if there is one, is the one that `settings` name.
 
     Raises:
       InputError: the machine lacks devices that `settings` ask for, a batch is too
         small, or threads are given but TensorFlow runs with other ones.
     """
     chosen = devices.set_up(settings.gpus, settings.device_type)
-    resolved = config.resolve(settings, chosen.num_replicas)
+    sha256 = given.model.sha256 if given.model else ""
+    resolved = config.resolve(settings, chosen.num_replicas, sha256)
     runtime.configure(
         chosen,
         resolved.microbatches or chosen.num_replicas,
@@ -134,13 +148,17 @@ def choose(settings: config.TrainConfig) -> tuple[Devices, config.ResolvedConfig
 
 
 def prepare(
-    settings: config.ResolvedConfig, chosen: Devices, state: RunState | None = None
+    settings: config.ResolvedConfig,
+    chosen: Devices,
+    state: RunState | None = None,
+    given: Given = Given(),
 ) -> TrainingSetup:
     """Returns the TrainingSetup: data, model and steps.
 
     Args:
       chosen: the devices of the replicas.
       state: to start from; None: start at the beginning.
+      given: what the caller has already, besides the settings.
 
     Raises:
       InputError: the settings or the state do not fit the data.
@@ -148,20 +166,25 @@ def prepare(
     per_replica = microbatches.share_out(
         chosen.num_replicas, settings.microbatches, settings.microbatches_per_replica
     )
-    dataset = datasets.load(
-        settings.dataset,
-        settings.data_dir,
-        limit_train_examples=settings.limit_train_examples,
-        limit_eval_examples=settings.limit_eval_examples,
-    )
+    limits = {
+        "limit_train_examples": settings.limit_train_examples,
+        "limit_eval_examples": settings.limit_eval_examples,
+    }
+    if given.dataset:
+        dataset = datasets.limited(datasets.check(given.dataset), **limits)
+    else:
+        dataset = datasets.load(settings.dataset, settings.data_dir, **limits)
+    model = given.model or settings.model
     if settings.deterministic:
         runtime.use_deterministic_operations()
     if not state:
-        return assemble(settings, chosen, dataset, per_replica, RunProgress())
+        return assemble(settings, chosen, dataset, per_replica, model=model)
     resume.check_progress(state, settings, datasets.sha256(dataset))
     if settings.ema_decay:
         optimizers.check_averages(state.variables)
-    training_setup = assemble(settings, chosen, dataset, per_replica, state.position)
+    training_setup = assemble(
+        settings, chosen, dataset, per_replica, model=model, position=state.position
+    )
     try:
         states.restore(training_setup, state)
     except ValueError as error:
@@ -174,11 +197,14 @@ def assemble(
     chosen: Devices,
     dataset: ImageDataset,
     microbatches_per_replica: Sequence[int],
-    position: RunProgress,
+    *,
+    model: str | ModelSource,
+    position: RunProgress = RunProgress(),
 ) -> TrainingSetup:
     """Returns the TrainingSetup on chosen devices with loaded data.
 
     Args:
+      model: what models.build takes.
       position: where in the run the data start.
     """
     train_plans = plan(settings, microbatches_per_replica, dataset.train)
@@ -187,9 +213,9 @@ def assemble(
         sync_batch_norm.check_plans(train_plans)
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
-    model, optimizer = build(settings, strategy, dataset, steps_per_epoch)
+    trained, optimizer = build(settings, strategy, dataset, steps_per_epoch, model)
     if chosen.are_stand_ins:
-        kernel_gradient.use_matrix_products(model)
+        kernel_gradient.use_matrix_products(trained)
     max_concurrent = runtime.max_concurrent_microbatches(chosen)
     of_training: dict[str, Any] = {
         "augment": make_augment(settings),
@@ -198,12 +224,12 @@ def assemble(
         "max_concurrent": max_concurrent,
     }
     make_train_steps = functools.partial(
-        step.make_train_steps, strategy, model, optimizer, **of_training
+        step.make_train_steps, strategy, trained, optimizer, **of_training
     )
     make_statistics_steps = functools.partial(
         batch_statistics.make_statistics_steps,
         strategy,
-        model,
+        trained,
         weights=optimizer.evaluated_variables,
         statistics=optimizer.statistics,
         **of_training,
@@ -211,7 +237,7 @@ def assemble(
     make_eval_steps = functools.partial(
         eval_step.make_eval_steps,
         strategy,
-        model,
+        trained,
         weights=optimizer.evaluated_variables,
         state=optimizer.evaluated_state,
         max_concurrent=max_concurrent,
@@ -242,7 +268,7 @@ def assemble(
         chosen,
         dataset,
         strategy,
-        model,
+        trained,
         optimizer,
         train_plans,
         train_segments,
@@ -277,17 +303,25 @@ def build(
     strategy: tf.distribute.Strategy,
     dataset: ImageDataset,
     steps_per_epoch: int,
+    model: str | ModelSource,
 ) -> tuple[keras.Model, MirroredOptimizer]:
-    """Returns the model and its optimizer, mirrored on the strategy's devices."""
+    """Returns the model and its optimizer, mirrored on the strategy's devices.
+
+    Args:
+      model: what models.build takes.
+    """
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
-        model = models.build(
-            settings.model,
+        built = models.build(
+            model,
             dataset.train.images.shape[1:],
             dataset.num_classes,
             precision=settings.precision,
-            init=settings.init,
+            init=settings.init or None,
         )
+        model_state.rules_of(built)  # refuses what can't be trained, before files are made
+        if model_source.is_own(settings.model):
+            own_model.check_outputs(built)
         learning_rate = schedules.of_run(settings, steps_per_epoch)
         optimizer = optimizers.make_optimizer(
             settings.optimizer,
@@ -298,10 +332,10 @@ def build(
         )
         mirrored = MirroredOptimizer(
             optimizer,
-            model,
+            built,
             ema_decay=settings.ema_decay,
             scales_loss=settings.precision == "float16",
         )
     if settings.batch_norm == "sync":
-        sync_batch_norm.synchronize(model)
-    return model, mirrored
+        sync_batch_norm.synchronize(built)
+    return built, mirrored
