@@ -14,7 +14,10 @@ from tfmirror.training import schedules
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"model": "typo"}, "model must be one of cnn, resnet18: got 'typo'"),
+        (
+            {"model": "typo"},
+            "one of cnn, resnet18, or FILE.py:FUNCTION or .*: got 'typo'",
+        ),
         ({"gpus": -1}, "gpus must be at least 0"),
         ({"device_type": "tpu"}, "device_type must be one of"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1: got 0"),

@@ -73,7 +73,19 @@ def build(*extra, frozen=False, **dense):
     )
 
 
+class Pixels(layers.Layer):
+    """Adds a vector for the brightness of each pixel, from a table of 8."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(8, shape[-1], name="table")
+
+    def call(self, x):
+        brightness = keras.ops.cast(keras.ops.abs(x[..., 0]) * 8 % 8, "int32")
+        return x + self.table(brightness)
+
+
 MODELS = {
+    "an embedding, whose gradient is sparse": lambda: build(Pixels),
     "a regularizer of a kernel": lambda: build(kernel_regularizer=regularizers.L2(0.5)),
     "a regularizer of activities": lambda: build(
         activity_regularizer=regularizers.L1(0.1)
@@ -186,3 +198,40 @@ def test_rules_follow_what_is_frozen():
     assert len(rules.averaged) == 2 and len(rules.seeds) == 1
     model.layers[1].trainable = False
     assert model_state.rules_of(model).averaged == ()
+
+
+@pytest.mark.parametrize("when", ["before a step", "before its trace"])
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_is_trained_can_not_change_when_the_optimizer_is_made(is_frozen, when):
+    strategy = make_strategy(2)
+    with strategy.scope():
+        model = build(frozen=not is_frozen)
+    optimizer = build_optimizer(strategy, model)
+    plan = microbatches.BatchPlan(0, 1, (2, 2), (1, 1))
+
+    def change():
+        model.get_layer("conv").trainable = not is_frozen
+
+    def make(plan):
+        return step.make_train_steps(strategy, model, optimizer, plan)
+
+    def take(steps):
+        examples = make_examples(4, shape=SHAPE)
+        np.mod(examples.labels, 4, out=examples.labels)
+        (segment,) = segments.make_segments(
+            strategy, examples, [plan], lambda plan: steps
+        )
+        segment.run(1, step_loop.zero_totals())
+
+    says = "frozen or unfrozen since then: .*conv/bias, .*conv/kernel; set layer.train"
+    if when == "before its trace":
+        steps = make(plan)
+        change()
+        # TensorFlow wraps what is raised while it traces.
+        with pytest.raises(Exception, match=says):
+            take(steps)
+    else:
+        take(make(plan))
+        change()
+        with pytest.raises(errors.InputError, match=says):
+            make(plan)

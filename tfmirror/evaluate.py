@@ -10,7 +10,7 @@ import dataclasses
 import json
 import typing
 
-from tfmirror import command, errors
+from tfmirror import command, errors, model_source
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -25,6 +25,12 @@ class EvaluateConfig:
     """All settings of an evaluation. None: taken from the run."""
 
     arguments: tuple[str, ...] = positional_arguments("RUN_DIR|CHECKPOINT")
+    model: str = setting(
+        "",
+        model_source.HELP_OF_RUN,
+        group="Model",
+        check_choice=model_source.check_of_run,
+    )
     dataset: str | None = setting_of(TrainConfig, "dataset", None, none_means=FROM_RUN)
     data_dir: str | None = setting_of(
         TrainConfig, "data_dir", None, none_means=FROM_RUN
@@ -98,7 +104,8 @@ def main(settings: EvaluateConfig) -> None:
     # Threads must be set before the model is loaded: loading starts TensorFlow, which
     # then keeps its threads.
     evaluation.configure_process(loading.read_settings(settings.model_path), chosen)
-    found = loading.find(settings.model_path, log)
+    own_model = model_source.load(settings.model) if settings.model else None
+    found = loading.find(settings.model_path, log, own_model)
     on = resolve(settings, found.settings)
     dataset = datasets.load(
         on.dataset, on.data_dir, limit_eval_examples=on.limit_eval_examples

@@ -11,8 +11,8 @@ TensorFlow Serving, takes uint8 images [b, H, W, C] and returns "classes" [b] an
 import dataclasses
 import pathlib
 
-from tfmirror import command, errors
-from tfmirror.settings import positional_arguments, setting
+from tfmirror import command, errors, model_source
+from tfmirror.settings import check_fields, positional_arguments, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,12 @@ class ExportConfig:
     """All settings of an export."""
 
     arguments: tuple[str, ...] = positional_arguments("RUN_DIR|CHECKPOINT")
+    model: str = setting(
+        "",
+        model_source.HELP_OF_RUN,
+        group="Model",
+        check_choice=model_source.check_of_run,
+    )
     keras_file: str = setting(
         "", "Keras file to write, NAME.keras; empty: none", group="Output"
     )
@@ -39,6 +45,7 @@ def check(settings: ExportConfig) -> None:
     """Raises InputError unless there is one model to export, and a path to write."""
     got = settings.arguments
     errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
+    check_fields(settings)
     name = settings.keras_file
     for of in ("keras_file", "saved_model"):
         errors.require_utf8(of, getattr(settings, of))
@@ -55,7 +62,8 @@ def main(settings: ExportConfig) -> None:
     """Writes the files that are asked for, and prints what was written."""
     from tfmirror.inference import export, loading
 
-    found = loading.find(settings.model_path, command.print_line)
+    own_model = model_source.load(settings.model) if settings.model else None
+    found = loading.find(settings.model_path, command.print_line, own_model)
     targets = [
         ("keras_file", settings.keras_file, export.write_keras),
         ("saved_model", settings.saved_model, export.write_saved_model),

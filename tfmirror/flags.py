@@ -133,9 +133,8 @@ def _flag_help(field: Field) -> str:
     described, value_type = describe(field), _value_type(field)
     header = f"--{field.name}"
     if value_type is not bool:
-        values = "|".join(described.choices) or value_type.__name__
-        if described.check_choice:  # which allows others, too
-            values += f"|{value_type.__name__}"
+        others = [value_type.__name__] if described.check_choice else []
+        values = "|".join([*described.choices, *others]) or value_type.__name__
         header += f"=<{values}>" + (",..." if described.is_list else "")
     text = described.help
     if described.zero_means:

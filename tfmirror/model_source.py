@@ -24,6 +24,10 @@ if typing.TYPE_CHECKING:
     import keras
 
 HOW_TO_NAME = "FILE.py:FUNCTION or package.module:FUNCTION"
+HELP_OF_RUN = (
+    "function that made the run's model, if that is one of your own; it is needed for "
+    f"a checkpoint, and for layers of your own: {HOW_TO_NAME}; empty: not given"
+)
 
 # (input_shape (H, W, C), num_classes) -> a model that gives logits
 Build = Callable[[tuple[int, ...], int], "keras.Model"]
@@ -83,8 +87,8 @@ def check(builtin: Sequence[str], model: str) -> None:
     """
     place, _, function = model.rpartition(":")
     if not place:
-        expected = f"one of {', '.join(builtin)}, or {HOW_TO_NAME}"
-        errors.require(model in builtin, "model", model, expected)
+        known = f"one of {', '.join(builtin)}, or " if builtin else ""
+        errors.require(model in builtin, "model", model, f"{known}{HOW_TO_NAME}")
         return
     parts = [function] if _is_file(place) else [*place.split("."), function]
     is_met = all(part.isidentifier() for part in parts)
@@ -92,6 +96,12 @@ def check(builtin: Sequence[str], model: str) -> None:
     if _is_file(place):
         path = errors.expand_path("model", place)
         errors.require(path.is_file(), "model", model, "of an existing file")
+
+
+def check_of_run(builtin: Sequence[str], model: str) -> None:
+    """Checks a setting `model` of commands that use a run's model; "" is allowed."""
+    if model:
+        check(builtin, model)
 
 
 def _is_file(place: str) -> bool:
@@ -140,8 +150,9 @@ def of_function(function: Build) -> ModelSource:
     """
     errors.require(callable(function), "model", function, "a function")
     module = getattr(function, "__module__", "") or "__main__"
-    qualname = getattr(function, "__qualname__", type(function).__qualname__)
-    name = f"{module}:{qualname}"
+    own_name = getattr(function, "__name__", "")
+    # Names are those that the flag of a command could have; a lambda has none.
+    name = f"{module}:{own_name if own_name.isidentifier() else 'function'}"
     try:
         file = inspect.getsourcefile(function) or ""
         text = inspect.getsource(function)

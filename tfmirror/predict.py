@@ -15,7 +15,7 @@ import json
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
-from tfmirror import command, errors, files
+from tfmirror import command, errors, files, model_source
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -31,6 +31,12 @@ class PredictConfig:
     """All settings of predictions."""
 
     arguments: tuple[str, ...] = positional_arguments("RUN_DIR|CHECKPOINT FILE...")
+    model: str = setting(
+        "",
+        model_source.HELP_OF_RUN,
+        group="Model",
+        check_choice=model_source.check_of_run,
+    )
     gpus: int = setting_of(TrainConfig, "gpus")
     device_type: str = setting_of(TrainConfig, "device_type")
     format: str = setting(
@@ -66,7 +72,8 @@ def main(settings: PredictConfig) -> None:
     chosen = devices.set_up(settings.gpus, settings.device_type)
     if chosen.are_stand_ins:
         runtime.keep_freed_memory()
-    found = loading.find(settings.arguments[0], command.print_to_stderr)
+    own_model = model_source.load(settings.model) if settings.model else None
+    found = loading.find(settings.arguments[0], command.print_to_stderr, own_model)
     names = settings.arguments[1:]
     read = [images.read(name, found.input_shape) for name in names]
     strategy = devices.make_strategy(chosen)

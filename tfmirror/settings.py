@@ -167,7 +167,7 @@ def check_fields(settings: "DataclassInstance") -> None:
         expected = " or ".join(TYPE_NAMES.get(t, t.__name__) for t in types)
         is_met = type(value) in types or (type(value) is int and float in types)
         errors.require(is_met, field.name, value, expected)
-        if described.choices:
+        if described.choices or described.check_choice:
             values = errors.split_names(value) if described.is_list else (value,)
             for one in values:
                 _check_choice(field.name, one, described)

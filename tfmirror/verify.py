@@ -8,11 +8,12 @@ much the largest entry differs. Exit code 4: a claim does not hold.
 """
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Mapping
 
-from tfmirror import command, errors, files
+from tfmirror import command, errors, files, model_source
 from tfmirror.recipes import RECIPES
 from tfmirror.settings import check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
@@ -49,6 +50,14 @@ class VerifyConfig:
         "devices without a GPU",
     )
     device_type: str = setting_of(TrainConfig, "device_type")
+    image_size: str = setting(
+        "28x28",
+        "height x width of the synthetic images, pixels, such as 96x96",
+        group="Data",
+    )
+    channels: int = setting(
+        1, "channels of the synthetic images", group="Data", minimum=1, maximum=16
+    )
     json_file: str = setting(
         "", "file to write the table to as JSON; empty: none", group="Output"
     )
@@ -60,8 +69,22 @@ def check(settings: VerifyConfig) -> None:
     gpus = settings.gpus
     errors.require(gpus != 1, "gpus", gpus, "at least 2, to be compared with one")
     errors.require(gpus <= MOST_REPLICAS, "gpus", gpus, f"at most {MOST_REPLICAS}")
+    image_shape(settings)
     if settings.json_file:
         errors.check_new_file("json_file", settings.json_file)
+
+
+def image_shape(settings: VerifyConfig) -> tuple[int, int, int]:
+    """Returns the shape (H, W, C) of the images to verify with.
+
+    Raises:
+      InputError: image_size is something else than two numbers of pixels.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", settings.image_size)
+    expected = "height x width in pixels, such as 96x96"
+    errors.require(found, "image_size", settings.image_size, expected)
+    height, width = map(int, settings.image_size.split("x"))
+    return height, width, settings.channels
 
 
 def main(settings: VerifyConfig) -> None:
@@ -161,10 +184,18 @@ def verify(
       counts: numbers of replicas.
       verification: tfmirror.diagnostics.verification, which imports TensorFlow.
     """
-    one = verification.observe(1, settings.model, settings.device_type)
+    model: str | model_source.ModelSource = settings.model
+    if model_source.is_own(settings.model):
+        model = model_source.load(settings.model)
+    dataset = verification.make_dataset(image_shape(settings))
+
+    def observe(num_replicas: int) -> typing.Any:
+        return verification.observe(num_replicas, model, settings.device_type, dataset)
+
+    one = observe(1)
     outcomes = {}
     for n in counts:
-        seen = verification.observe(n, settings.model, settings.device_type)
+        seen = observe(n)
         outcomes[n] = {
             claim: verification.compare(one[claim], seen[claim], tolerance)
             for claim, tolerance in verification.CLAIMS.items()

@@ -14,7 +14,7 @@ import hashlib
 import importlib.resources
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -152,10 +152,21 @@ def from_splits(
       num_classes: K.
     """
     train, evaluation = (
-        Examples(images, labels.astype(np.int32))
+        Examples(images, _as_int32(labels))
         for images, labels in (splits["train"], splits["eval"])
     )
     return ImageDataset(name, source, num_classes, train, evaluation)
+
+
+def _as_int32(labels: np.ndarray) -> np.ndarray:
+    """Returns labels as int32; raises InputError where that would change them."""
+    converted = labels.astype(np.int32)
+    if not np.array_equal(converted, labels):
+        raise errors.InputError(
+            f"labels must be whole numbers in [0, K): got {labels.dtype}, such as "
+            f"{labels[converted != labels][0]}"
+        )
+    return converted
 
 
 def load_digits() -> ImageDataset:
@@ -186,18 +197,24 @@ def load_digits() -> ImageDataset:
     return from_splits("digits", splits, source="embedded", num_classes=10)
 
 
-def make_synthetic() -> ImageDataset:
-    """Returns 28x28x1 images, each a fixed pattern of its class plus noise.
+def make_synthetic(
+    shape: Sequence[int] = SYNTHETIC_SHAPE,
+    num_examples_of: Mapping[str, int] = SYNTHETIC_NUM_EXAMPLES,
+) -> ImageDataset:
+    """Returns images of 10 classes, each a fixed pattern of its class plus noise.
 
-    There are 10 classes, 4,096 training examples and 1,024 evaluation examples. A model
-    can learn them.
+    A model can learn them.
+
+    Args:
+      shape: (H, W, C).
+      num_examples_of: number for training and for evaluation, by "train" and "eval".
     """
     rng = np.random.RandomState(0)
-    patterns = rng.randint(0, 128, (SYNTHETIC_NUM_CLASSES, *SYNTHETIC_SHAPE))
+    patterns = rng.randint(0, 128, (SYNTHETIC_NUM_CLASSES, *shape))
     splits = {}
-    for split, num_examples in SYNTHETIC_NUM_EXAMPLES.items():
+    for split, num_examples in num_examples_of.items():
         labels = rng.randint(0, SYNTHETIC_NUM_CLASSES, num_examples)
-        noise = rng.randint(0, 128, (num_examples, *SYNTHETIC_SHAPE))
+        noise = rng.randint(0, 128, (num_examples, *shape))
         splits[split] = ((patterns[labels] + noise).astype(np.uint8), labels)
     return from_splits(
         "synthetic", splits, source="made", num_classes=SYNTHETIC_NUM_CLASSES
@@ -261,12 +278,13 @@ def _check_arrays(where: str, examples: Examples) -> None:
         if images.dtype.kind == "f" and images.size and images.max() <= 1:
             advice = "; these are in [0, 1]: multiply by 255, round, and convert them"
         raise errors.InputError(
-            f"{where}: expected images [E, H, W, C] uint8 in [0, 255], got {got}{advice}"
+            f"{where}: expected images [E, H, W, C] uint8 in [0, 255], got {got}"
+            f"{advice}"
         )
     if labels.shape != (len(images),) or labels.dtype != np.int32:
         raise errors.InputError(
-            f"{where}: expected {len(images)} labels [E] int32, one for each image, got "
-            f"{labels.dtype} of shape {list(labels.shape)}"
+            f"{where}: expected {len(images)} labels [E] int32, one for each image, "
+            f"got {labels.dtype} of shape {list(labels.shape)}"
         )
 
 

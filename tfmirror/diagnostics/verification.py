@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
-from tfmirror.data.datasets import Examples
+from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import drift, inspection
-from tfmirror.models import keras_defaults, variable_names
+from tfmirror.model_source import ModelSource
+from tfmirror.models import keras_defaults, own_model, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
@@ -35,7 +36,7 @@ from tfmirror.parallel import (
 from tfmirror.parallel.microbatches import BatchPlan
 
 NUM_MICROBATCHES = 8
-MICROBATCH_SIZE = 4
+MICROBATCH_SIZE = 2  # so that two sizes are all that is compiled: 2 and 1
 GLOBAL_BATCH_SIZE = NUM_MICROBATCHES * MICROBATCH_SIZE
 NUM_FULL_STEPS = 19
 NUM_LAST_EXAMPLES = 11  # of the 20th step: microbatches of two and of one
@@ -69,8 +70,9 @@ class Outcome:
     text: str
 
 
-# What was observed: arrays, or a text that says why there are none.
-Observation = Sequence[np.ndarray] | str
+# What was observed: arrays by name (of a variable, or ""), or a text that says why
+# there are none.
+Observation = Mapping[str, np.ndarray] | str
 
 
 def compare(expected: Observation, found: Observation, tolerance: float) -> Outcome:
@@ -85,16 +87,27 @@ def compare(expected: Observation, found: Observation, tolerance: float) -> Outc
         if isinstance(expected, str) and expected == found:
             return Outcome(True, f"n/a: {expected}")
         return Outcome(False, "observed on one side only")
-    pairs = list(zip(expected, found, strict=True))
-    if all(a.tobytes() == b.tobytes() for a, b in pairs):
+    if list(expected) != list(found):
+        return Outcome(False, "other variables were observed")
+    differing = [n for n in found if expected[n].tobytes() != found[n].tobytes()]
+    if not differing:
         return Outcome(True, "same bits")
-    largest = max(
-        np.abs(a.astype(np.float64) - b).max() / (np.abs(a).max() or 1.0)
-        for a, b in pairs
-        if a.size
-    )
-    is_met = tolerance > 0 and bool(largest <= tolerance)
-    return Outcome(is_met, f"differs by {largest:.1e}")
+    by_name = {n: relative_difference(expected[n], found[n]) for n in differing}
+    worst = max(by_name, key=lambda name: by_name[name])
+    is_met = tolerance > 0 and by_name[worst] <= tolerance
+    text = f"differs by {by_name[worst]:.1e}"
+    return Outcome(is_met, text if is_met or not worst else f"{text} in {worst}")
+
+
+def relative_difference(expected: np.ndarray, found: np.ndarray) -> float:
+    """Returns the largest difference of two arrays, relative to the largest entry.
+
+    It is infinite if they differ in shape.
+    """
+    if expected.shape != found.shape:
+        return float("inf")
+    largest = np.abs(expected.astype(np.float64) - found).max()
+    return float(largest / (np.abs(expected).max() or 1.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,24 +132,29 @@ class _Trainee:
 
 @keras_defaults.scope()
 def observe(
-    num_replicas: int, model_name: str, device_type: str
+    num_replicas: int,
+    model: str | ModelSource,
+    device_type: str,
+    dataset: ImageDataset | None = None,
 ) -> Mapping[str, Observation]:
     """Returns what `num_replicas` replicas do, for each claim.
 
     Args:
-      model_name: a name that models.build knows.
+      model: what models.build takes.
       device_type: "auto", "gpu" or "cpu", see devices.set_up.
+      dataset: as `make_dataset` makes it; None: images of the usual shape.
+
+    Raises:
+      InputError: the model can't be built or trained.
     """
-    trainee = _build(num_replicas, model_name, device_type)
-    dataset = datasets.load("synthetic")
+    dataset = dataset or make_dataset(datasets.SYNTHETIC_SHAPE)
+    trainee = _build(num_replicas, model, device_type, dataset)
     num_train = NUM_FULL_STEPS * GLOBAL_BATCH_SIZE + NUM_LAST_EXAMPLES
     training = _first(dataset.train, num_train)
     plans = trainee.plan(num_train)
     seen: dict[str, Observation] = {"order of examples": _order(training, plans[0])}
     seen |= _observe_first_batch(trainee, plans[0], training)
-    seen["gradient, added by the strategy"] = _gradient_of_strategy(
-        trainee.strategy, training
-    )
+    seen["gradient, added by the strategy"] = _gradient_of_strategy(trainee, training)
     seen |= _train(trainee, plans, training)
     evaluation = _first(dataset.eval, NUM_EVAL_EXAMPLES)
     seen["evaluation, some replicas without examples"] = _evaluate(
@@ -150,31 +168,55 @@ def observe(
     return seen
 
 
-def _build(num_replicas: int, model_name: str, device_type: str) -> _Trainee:
+def make_dataset(shape: Sequence[int]) -> ImageDataset:
+    """Returns synthetic images of a shape, as many as are needed or a few more.
+
+    Args:
+      shape: (H, W, C).
+    """
+    if tuple(shape) == datasets.SYNTHETIC_SHAPE:
+        return datasets.load("synthetic")
+    num_train = NUM_FULL_STEPS * GLOBAL_BATCH_SIZE + NUM_LAST_EXAMPLES
+    return datasets.make_synthetic(
+        shape, {"train": num_train, "eval": NUM_EVAL_EXAMPLES}
+    )
+
+
+def _build(
+    num_replicas: int,
+    model: str | ModelSource,
+    device_type: str,
+    dataset: ImageDataset,
+) -> _Trainee:
     """Returns a model, mirrored, with an optimizer that does all that it can."""
     chosen = devices.set_up(num_replicas, device_type)
     strategy = devices.make_strategy(chosen)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        model = models.build(model_name, datasets.SYNTHETIC_SHAPE, 10)
+        shape = dataset.train.images.shape[1:]
+        built = models.build(model, shape, dataset.num_classes)
+        model_state.rules_of(built)
+        if isinstance(model, ModelSource):
+            own_model.check_outputs(built)
         optimizer = optimizers.make_optimizer(
             "sgd", 0.05, momentum=0.9, weight_decay=1e-3, clip_norm=0.1
         )
-        mirrored = optimizers.MirroredOptimizer(optimizer, model, ema_decay=0.9)
+        mirrored = optimizers.MirroredOptimizer(optimizer, built, ema_decay=0.9)
     return _Trainee(
         strategy,
-        model,
+        built,
         mirrored,
         microbatches.share_out(num_replicas, NUM_MICROBATCHES),
         runtime.max_concurrent_microbatches(chosen),
     )
 
 
-def describe_drifts(drifts: Sequence[drift.Drift]) -> list[np.ndarray]:
-    """Returns as arrays how many variables have drifted, and how far together."""
+def describe_drifts(drifts: Sequence[drift.Drift]) -> dict[str, np.ndarray]:
+    """Returns as an array how many variables have drifted, and how far together."""
     # The number too: two zeros of different sign differ by zero.
     total = sum(d.largest_difference for d in drifts)
-    return [np.array([len(drifts), total], np.float64)]
+    where = drifts[0].name if drifts else ""
+    return {where: np.array([len(drifts), total], np.float64)}
 
 
 def _first(examples: Examples, number: int) -> Examples:
@@ -182,12 +224,13 @@ def _first(examples: Examples, number: int) -> Examples:
     return Examples(examples.images[:number], examples.labels[:number])
 
 
-def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:
-    """Returns the values of variables as arrays."""
-    return [v.numpy() for v in variables]
+def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
+    """Returns the values of variables by their names."""
+    names = variable_names.unique(v.path for v in variables)
+    return dict(zip(names, (v.numpy() for v in variables), strict=True))
 
 
-def _order(examples: Examples, plan: BatchPlan) -> list[np.ndarray]:
+def _order(examples: Examples, plan: BatchPlan) -> dict[str, np.ndarray]:
     """Returns the images of the second epoch's first batches, in order."""
     batches = pipeline.per_replica_batches(
         examples,
@@ -197,7 +240,7 @@ def _order(examples: Examples, plan: BatchPlan) -> list[np.ndarray]:
         shuffle_seed=0,
     )
     images = [images.numpy() for images, _ in batches.take(3 * plan.num_replicas)]
-    return [np.concatenate(images)]
+    return {"": np.concatenate(images)}
 
 
 def _observe_first_batch(
@@ -237,13 +280,15 @@ def _observe_first_batch(
         autograph=False,
     )
     (logits, masks), mean_gradients = run(*parts)
+    first = replicas.first(strategy, mean_gradients)
+    names = variable_names.unique(v.path for v in model.trainable_variables)
     has_dropout = bool(model_state.rules_of(model).seeds)
     return {
         "logits": _joined(strategy, logits),
         "dropout masks": _joined(strategy, masks)
         if has_dropout
         else f"{model.name} has no dropout",
-        "gradient": [g.numpy() for g in replicas.first(strategy, mean_gradients)],
+        "gradient": dict(zip(names, (g.numpy() for g in first), strict=True)),
     }
 
 
@@ -253,7 +298,7 @@ def _replica_logits_and_masks(
     """Returns this replica's logits, and random numbers from its dropout seeds."""
     weights, state = replicas.weights_and_state(model)
     seeds = [state[k] for k in model_state.rules_of(model).seeds]
-    logits, masks = [tf.zeros([0, 10])], [tf.zeros([0, 8])]
+    logits, masks = [tf.zeros([0, model.output_shape[-1]])], [tf.zeros([0, 8])]
     own = plan.microbatches_of(replicas.replica_id())
     pieces = microbatches.split(images, labels, [plan.microbatch_sizes[k] for k in own])
     for k, (x, _) in zip(own, pieces, strict=True):
@@ -263,24 +308,31 @@ def _replica_logits_and_masks(
     return tf.concat(logits, 0), tf.concat(masks, 0)
 
 
-def _joined(strategy: tf.distribute.Strategy, value: tf.Tensor) -> list[np.ndarray]:
-    """Returns the replicas' values, joined in order, as one array in a list."""
-    return [np.concatenate([v.numpy() for v in replicas.local_values(strategy, value)])]
+def _joined(
+    strategy: tf.distribute.Strategy, value: tf.Tensor
+) -> dict[str, np.ndarray]:
+    """Returns the replicas' values, joined in order, as one array."""
+    values = [v.numpy() for v in replicas.local_values(strategy, value)]
+    return {"": np.concatenate(values)}
 
 
-def _gradient_of_strategy(
-    strategy: tf.distribute.Strategy, examples: Examples
-) -> list[np.ndarray]:
-    """Returns the cnn's gradient of the first batch, added as the strategy does.
+def _gradient_of_strategy(trainee: _Trainee, examples: Examples) -> Observation:
+    """Returns a gradient of the first batch, added as the strategy does.
 
-    The cnn's, since batch norm would take statistics of each replica's examples.
+    The cnn's for a model of this package with batch norm or dropout, which see each
+    replica's examples apart; none for such a model of the user's own.
     """
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = models.build("cnn", datasets.SYNTHETIC_SHAPE, 10)
+    model = trainee.model
+    rules = model_state.rules_of(model)
+    if rules.averaged or rules.seeds:
+        if model.name not in models.BUILDERS:
+            return "batch norm and dropout see each replica's examples apart"
+        keras.utils.set_random_seed(0)
+        with trainee.strategy.scope():
+            model = models.build("cnn", datasets.SYNTHETIC_SHAPE, 10)
     batch = _first(examples, GLOBAL_BATCH_SIZE)
-    view = inspection.inspect(strategy, model, batch.images, batch.labels)
-    return [variable.aggregated_gradients[0] for variable in view.variables]
+    view = inspection.inspect(trainee.strategy, model, batch.images, batch.labels)
+    return {v.path: v.aggregated_gradients[0] for v in view.variables}
 
 
 def _train(
@@ -308,15 +360,22 @@ def _train(
     return seen | {
         "weights after an uneven last batch": _values(model.trainable_variables),
         "batch-norm state": _values(state) or f"{model.name} has no batch norm",
-        "optimizer slots": _values(optimizer.keras_optimizer.variables),
+        "optimizer slots": _slots(optimizer),
         "moving average of the weights": _values(optimizer.evaluated_variables),
-        "training loss and accuracy": [np.asarray(value.numpy()) for value in totals],
+        "training loss and accuracy": _of_totals(totals),
     }
+
+
+def _slots(optimizer: optimizers.MirroredOptimizer) -> dict[str, np.ndarray]:
+    """Returns the values of the Keras optimizer's variables by their names."""
+    number = len(optimizer.keras_optimizer.variables)
+    named = list(optimizer.named_variables.items())[:number]
+    return {name: variable.numpy() for name, variable in named}
 
 
 def _evaluate(
     trainee: _Trainee, examples: Examples, training: Examples
-) -> list[np.ndarray]:
+) -> dict[str, np.ndarray]:
     """Returns loss and number correct with the moving averages of the weights.
 
     Before them come batch norm's statistics, estimated over the examples `training`.
@@ -350,4 +409,9 @@ def _evaluate(
         trainee.strategy, examples, trainee.plan(len(examples)), make_steps
     ):
         totals = segment.run(segment.num_steps, totals)
-    return [*_values(statistics), *(np.asarray(value.numpy()) for value in totals)]
+    return _values(statistics) | _of_totals(totals)
+
+
+def _of_totals(totals: step_loop.StepTotals) -> dict[str, np.ndarray]:
+    """Returns the totals of a pass by their names."""
+    return {name: np.asarray(v.numpy()) for name, v in totals._asdict().items()}

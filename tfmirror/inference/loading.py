@@ -18,7 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror import archives, errors, files, metrics, models
+from tfmirror import archives, errors, files, metrics, model_source, models
+from tfmirror.model_source import ModelSource
 from tfmirror.models import keras_defaults
 from tfmirror.models.variable_shapes import variable_shapes
 from tfmirror.parallel import optimizers
@@ -43,9 +44,17 @@ class Trained:
     num_classes: int  # K
     # Of the whole model, in its order, with the weights that are evaluated.
     variables: tuple[np.ndarray, ...]
+    # How a model of the user's own is built again: by its function, or else from the
+    # file that Keras wrote.
+    own_model: ModelSource | None = None
+    keras_file: pathlib.Path | None = None
 
 
-def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
+def find(
+    path: str | pathlib.Path,
+    warn: Callable[[str], object],
+    own_model: ModelSource | None = None,
+) -> Trained:
     """Returns the Trained model at `path`.
 
     For a finished run it is the final model, for another run the newest complete
@@ -57,17 +66,50 @@ def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
       path: a run directory or a checkpoint.
       warn: called with one line for each damaged checkpoint that is skipped, and one
         if the weights are not the average that was kept.
+      own_model: the function that made the run's model. Without it a model of the
+        user's own is read from the file of a finished run, if Keras can do so without
+        the user's code.
 
     Raises:
-      InputError: there is no model, or a file of it is damaged.
+      InputError: there is no model, a file of it is damaged, or another or no
+        `own_model` is given where it is needed.
     """
     model_path = errors.expand_path("the model", path)
     if model_path.is_dir():
-        found = _find_in_run(model_path, warn)
+        found = _find_in_run(model_path, warn, own_model)
     else:
-        found = _from_state(read_checkpoint(model_path), model_path, warn)
+        state = read_checkpoint(model_path)
+        found = _from_state(state, model_path, warn, own_model)
     reader.check_settings(model_path, found.settings, reader.NEEDED_TO_EVALUATE)
     return found
+
+
+def check_own_model(settings: dict[str, Any], own_model: ModelSource | None) -> None:
+    """Checks that a function is the one that made a run's model.
+
+    Args:
+      settings: of the run.
+      own_model: the function; None: none is given, which is not checked.
+
+    Raises:
+      InputError: the run's model is built in, or of another function or file.
+    """
+    if own_model is None:
+        return
+    of_run = settings.get("model", "")
+    if not model_source.is_own(of_run):
+        raise errors.InputError(
+            f"the run's model is {of_run}, which is built in: remove "
+            f"--model={own_model.name}"
+        )
+    names = [model_source.function_name(name) for name in (of_run, own_model.name)]
+    digest = settings.get("model_sha256", "")
+    if names[0] != names[1] or digest != own_model.sha256:
+        raise errors.InputError(
+            f"the run's model is {of_run} of a file with the SHA-256 {digest[:12]}: "
+            f"got --model={own_model.name} of one with {own_model.sha256[:12]}; give "
+            "the file as it was then"
+        )
 
 
 def read_settings(path: str | pathlib.Path) -> dict[str, Any]:
@@ -88,17 +130,21 @@ def read_settings(path: str | pathlib.Path) -> dict[str, Any]:
     return settings
 
 
-def _find_in_run(folder: pathlib.Path, warn: Callable[[str], object]) -> Trained:
+def _find_in_run(
+    folder: pathlib.Path,
+    warn: Callable[[str], object],
+    own_model: ModelSource | None,
+) -> Trained:
     """Returns the Trained model of a run directory."""
     run = reader.read(folder, warn)
     if run.summary is not None:
-        return _from_finished(folder, run, run.summary)
+        return _from_finished(folder, run, run.summary, own_model)
     state, file = checkpoints.latest(folder / "checkpoints", warn)
     if state is None or file is None:
         raise errors.InputError(
             f"{folder} holds neither a finished run nor a complete checkpoint"
         )
-    return _from_state(state, file, warn)
+    return _from_state(state, file, warn, own_model)
 
 
 def read_checkpoint(path: pathlib.Path) -> RunState:
@@ -117,9 +163,19 @@ def read_checkpoint(path: pathlib.Path) -> RunState:
 
 
 def _from_state(
-    state: RunState, file: pathlib.Path, warn: Callable[[str], object]
+    state: RunState,
+    file: pathlib.Path,
+    warn: Callable[[str], object],
+    own_model: ModelSource | None,
 ) -> Trained:
     """Returns the Trained model in the RunState that was read from `file`."""
+    check_own_model(state.settings, own_model)
+    of_run = state.settings.get("model", "")
+    if model_source.is_own(of_run) and own_model is None:
+        raise errors.InputError(
+            f"{file} has weights of a model that tfmirror does not have: give "
+            f"--model={of_run}, whose code then runs"
+        )
     return Trained(
         source=str(file),
         settings=state.settings,
@@ -128,6 +184,7 @@ def _from_state(
         variables=tuple(
             state.variables[name] for name in _evaluated_names(state, file, warn)
         ),
+        own_model=own_model,
     )
 
 
@@ -165,11 +222,18 @@ def _evaluated_names(
 
 
 def _from_finished(
-    folder: pathlib.Path, run: RunRecord, summary: dict[str, Any]
+    folder: pathlib.Path,
+    run: RunRecord,
+    summary: dict[str, Any],
+    own_model: ModelSource | None,
 ) -> Trained:
     """Returns the Trained model of a finished run."""
     file = folder / directory.MODEL
-    model = _load_keras(file)
+    check_own_model(run.settings, own_model)
+    if own_model:
+        model = _load_weights(file, own_model, run.settings, summary)
+    else:
+        model = _load_keras(file, run.settings.get("model", ""))
     if metrics.weights_sha256(model.variables) != summary.get("weights_sha256"):
         raise _damaged(file, "its weights are not those in summary.json")
     return Trained(
@@ -178,12 +242,40 @@ def _from_finished(
         input_shape=tuple(model.input_shape[1:]),
         num_classes=model.output_shape[-1],
         variables=tuple(variable.numpy() for variable in model.variables),
+        own_model=own_model,
+        keras_file=file,
     )
 
 
 @keras_defaults.scope()
-def _load_keras(file: pathlib.Path) -> keras.Model:
-    """Returns the Keras model in `file`; refuses a file that holds code (safe mode)."""
+def _load_weights(
+    file: pathlib.Path,
+    own_model: ModelSource,
+    settings: dict[str, Any],
+    summary: dict[str, Any],
+) -> keras.Model:
+    """Returns the model that the user's function makes, with the weights in `file`."""
+    try:
+        shape, num_classes = tuple(summary["input_shape"]), summary["num_classes"]
+        model = models.build(
+            own_model, shape, num_classes, precision=settings["precision"]
+        )
+        model.load_weights(file)
+    except errors.InputError:
+        raise
+    # Keras, HDF5 and zipfile raise many kinds of errors for damaged files.
+    except Exception as error:
+        raise _damaged(file, str(error).strip().split("\n")[0]) from error
+    return model
+
+
+@keras_defaults.scope()
+def _load_keras(file: pathlib.Path, model: str) -> keras.Model:
+    """Returns the Keras model in `file`; refuses a file that holds code (safe mode).
+
+    Args:
+      model: the run's setting.
+    """
     try:
         size = files.check_size(file, files.memory_bytes())
         with zipfile.ZipFile(file) as archive:
@@ -194,7 +286,13 @@ def _load_keras(file: pathlib.Path) -> keras.Model:
         return keras.models.load_model(file, compile=False, safe_mode=True)
     # Keras, HDF5 and zipfile raise many kinds of errors for damaged and hostile files.
     except Exception as error:
-        raise _damaged(file, str(error).strip().split("\n")[0]) from error
+        why = str(error).strip().split("\n")[0].split(". ")[0]
+        if model_source.is_own(model):
+            raise errors.InputError(
+                f"{file} can't be read without the code of its model ({why}): give "
+                f"--model={model}, whose code then runs"
+            ) from error
+        raise _damaged(file, why) from error
 
 
 def _check_variables(archive: zipfile.ZipFile) -> None:
@@ -262,8 +360,11 @@ def build(
     settings = trained.settings
 
     def build_new() -> keras.Model:
+        if trained.keras_file and model_source.is_own(settings["model"]):
+            if trained.own_model is None:
+                return _load_keras(trained.keras_file, settings["model"])
         return models.build(
-            settings["model"],
+            trained.own_model or settings["model"],
             trained.input_shape,
             trained.num_classes,
             precision=settings["precision"],

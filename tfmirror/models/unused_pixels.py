@@ -34,8 +34,8 @@ def crop_inputs(model: keras.Model) -> None:
 
     Logits keep their bits; gradients are the same up to rounding. Within
     `layer_override.faster_calls` the outputs of the first layers become smaller than
-    their `output.shape` says. A model is left unchanged if no pixel is known to be unneeded.
-    `layer_override.restore_call` of the first layer undoes it.
+    their `output.shape` says. A model is left unchanged if no pixel is known to be
+    unneeded. `layer_override.restore_call` of the first layer undoes it.
 
     Args:
       model: a built model of any kind; see `needed_regions`.

@@ -14,7 +14,7 @@ import weakref
 import keras
 import tensorflow as tf
 
-from tfmirror import errors
+from tfmirror import errors, metrics
 
 # TensorFlow gives an error for one example if a layer drops dimensions of length 1.
 EXAMPLES_TO_TRACE = 2
@@ -64,7 +64,7 @@ def averaged_variables(model: keras.Model) -> list[keras.Variable]:
 
 def is_seed(variable: keras.Variable) -> bool:
     """Returns whether a variable is the state of a keras.random.SeedGenerator."""
-    return variable.name == "seed_generator_state"
+    return variable.name == metrics.SEED_NAME
 
 
 def _trace(model: keras.Model) -> StateRules:

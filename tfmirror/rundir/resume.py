@@ -200,9 +200,7 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
     raise errors.InputError(f"the run to resume had other settings: {listed}; {advice}")
 
 
-def _check_own_model(
-    previous: dict[str, Any], settings: config.ResolvedConfig
-) -> None:
+def _check_own_model(previous: dict[str, Any], settings: config.ResolvedConfig) -> None:
     """Raises InputError if another function, or another file, gives the own model."""
     then, now = previous["model"], settings.model
     names = model_source.function_name(then), model_source.function_name(now)

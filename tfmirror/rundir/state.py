@@ -50,6 +50,9 @@ class RunProgress:
         return self.num_epochs * steps_per_epoch + self.point.num_steps
 
 
+START_OF_RUN = RunProgress()
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelDescription:
     """What is needed, besides a run's settings, to build its model again."""

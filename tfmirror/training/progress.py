@@ -139,7 +139,9 @@ def summarize(
     )
     return {
         "model": settings.model,
+        "input_shape": list(training_setup.model.input_shape[1:]),
         "dataset": settings.dataset,
+        "num_classes": training_setup.dataset.num_classes,
         "num_train_examples": len(training_setup.dataset.train),
         "num_eval_examples": len(training_setup.dataset.eval),
         "num_replicas": num_replicas,

@@ -37,7 +37,7 @@ from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.optimizers import MirroredOptimizer
 from tfmirror.rundir import resume
 from tfmirror.rundir import state as states
-from tfmirror.rundir.state import RunProgress, RunState
+from tfmirror.rundir.state import START_OF_RUN, RunProgress, RunState
 from tfmirror.training import schedules
 
 
@@ -122,8 +122,11 @@ class Given:
     dataset: ImageDataset | None = None
 
 
+NOTHING_GIVEN = Given()
+
+
 def choose(
-    settings: config.TrainConfig, given: Given = Given()
+    settings: config.TrainConfig, given: Given = NOTHING_GIVEN
 ) -> tuple[Devices, config.ResolvedConfig]:
     """Returns the devices and the resolved settings; configures the process for them.
 
@@ -151,7 +154,7 @@ def prepare(
     settings: config.ResolvedConfig,
     chosen: Devices,
     state: RunState | None = None,
-    given: Given = Given(),
+    given: Given = NOTHING_GIVEN,
 ) -> TrainingSetup:
     """Returns the TrainingSetup: data, model and steps.
 
@@ -199,7 +202,7 @@ def assemble(
     microbatches_per_replica: Sequence[int],
     *,
     model: str | ModelSource,
-    position: RunProgress = RunProgress(),
+    position: RunProgress = START_OF_RUN,
 ) -> TrainingSetup:
     """Returns the TrainingSetup on chosen devices with loaded data.
 
@@ -319,7 +322,9 @@ def build(
             precision=settings.precision,
             init=settings.init or None,
         )
-        model_state.rules_of(built)  # refuses what can't be trained, before files are made
+        model_state.rules_of(
+            built
+        )  # refuses what can't be trained, before files are made
         if model_source.is_own(settings.model):
             own_model.check_outputs(built)
         learning_rate = schedules.of_run(settings, steps_per_epoch)
