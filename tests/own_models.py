@@ -74,6 +74,20 @@ def of_pixels(input_shape, num_classes):
     return keras.Model(inputs, layers.Dense(num_classes)(x))
 
 
+class DrawnWithNumpy(layers.Layer):
+    """Adds noise that is drawn when the layer is traced, which Keras does not know."""
+
+    def call(self, x):
+        return x + np.random.default_rng().normal()
+
+
+def drawn_with_numpy(input_shape, num_classes):
+    x = inputs = keras.Input(input_shape)
+    x = layers.Conv2D(2, 3, name="before")(x)
+    x = DrawnWithNumpy(name="noise")(x)
+    return keras.Model(inputs, layers.Dense(num_classes)(layers.Flatten()(x)))
+
+
 TRAINABLE = (small, unbuilt, rescaled_back, subclass)
 
 

@@ -138,7 +138,7 @@ FAULTS = (
         "drift",
     ),
     Fault(
-        "tfmirror/diagnostics/verification.py",
+        "tfmirror/diagnostics/observation.py",
         "make_steps, shuffle_seed=0\n",
         "make_steps, shuffle_seed=None\n",
         "verify",

@@ -11,7 +11,7 @@ from test_command import ROOT, run_python
 
 from tfmirror import config, errors, inspect_replicas, metrics, models
 from tfmirror.data import datasets
-from tfmirror.diagnostics import verification
+from tfmirror.diagnostics import observation
 from tfmirror.inference import evaluation, export, loading, prediction
 from tfmirror.models import keras_defaults
 from tfmirror.parallel import devices
@@ -147,7 +147,7 @@ def test_inspect_replicas_shows_the_same(use_other_settings):
 @pytest.mark.slow
 def test_verify_observes_the_same(use_other_settings):
     def observe():
-        seen = verification.observe(1, "probe", "cpu")
+        seen = observation.observe(1, "probe", "cpu")
         return {claim: [a.tobytes() for a in arrays] for claim, arrays in seen.items()}
 
     expected = observe()

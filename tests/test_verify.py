@@ -2,14 +2,16 @@
 
 import errno
 import json
+from pathlib import Path
 
 import numpy as np
+import own_models
 import pytest
 from helpers import watch_threads
 
 from tfmirror import command, files, flags, verify
 from tfmirror.data import pipeline
-from tfmirror.diagnostics import drift, verification
+from tfmirror.diagnostics import drift, observation, verification
 from tfmirror.parallel import devices, reduction
 
 
@@ -23,16 +25,25 @@ def call(*argv):
     ("expected", "found", "tolerance", "is_met", "text"),
     [
         ([1.0, 2.0], [1.0, 2.0], 0.0, True, "same bits"),
-        ([1.0, 2.0], [1.0, 2.002], 0.0, False, "differs by 1.0e-03"),
+        ([1.0, 2.0], [1.0, 2.002], 0.0, False, "differs by 1.0e-03, first in b"),
         ([1.0, 2.0], [1.0, 2.002], 0.01, True, "differs by 1.0e-03"),
-        ([1.0, 2.0], [1.0, np.nan], 0.01, False, "differs by nan"),
+        ([1.0, 2.0], [1.0, np.nan], 0.01, False, "differs by inf, first in b"),
         ([np.nan], [np.nan], 0.0, True, "same bits"),
-        ([0.0], [-0.0], 0.0, False, "differs by 0.0e+00"),  # equal, but not to the bit
-        ([0.0], [0.002], 0.0, False, "differs by 2.0e-03"),
+        (
+            [0.0],
+            [-0.0],
+            0.0,
+            False,
+            "differs by 0.0e+00, first in b",
+        ),  # equal, but not to the bit
+        ([0.0], [0.002], 0.0, False, "differs by 2.0e-03, first in b"),
+        ([0.0], [0.0, 0.0], 0.0, False, "differs by inf, first in b"),
     ],
 )
 def test_compare(expected, found, tolerance, is_met, text):
-    outcome = verification.compare([np.array(expected)], [np.array(found)], tolerance)
+    one = {"a": np.ones(2), "b": np.array(expected), "c": np.zeros(1)}
+    other = one | {"b": np.array(found)}
+    outcome = verification.compare(one, other, tolerance)
     assert outcome == verification.Outcome(is_met, text)
 
 
@@ -43,7 +54,12 @@ def test_what_a_model_has_not_is_said():
 
 @pytest.mark.parametrize(
     ("expected", "found"),
-    [("no dropout", [np.zeros(2)]), ([np.zeros(2)], "no dropout"), ("a", "b")],
+    [
+        ("no dropout", {"": np.zeros(2)}),
+        ({"": np.zeros(2)}, "no dropout"),
+        ("a", "b"),
+        ({"a": np.zeros(2)}, {"b": np.zeros(2)}),
+    ],
 )
 def test_what_only_one_side_has_is_no_agreement(expected, found):
     assert not verification.compare(expected, found, 0.0).is_met
@@ -67,7 +83,7 @@ def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
     make_batches, seeds = pipeline.per_replica_batches, set()
 
     def watched(examples, **options):
-        is_evaluation = len(examples) == verification.NUM_EVAL_EXAMPLES
+        is_evaluation = len(examples) == observation.NUM_EVAL_EXAMPLES
         seeds.add((is_evaluation, options.get("shuffle_seed")))
         return make_batches(examples, **options)
 
@@ -82,10 +98,13 @@ def test_all_claims_hold(capsys, tmp_path, monkeypatch, most, columns):
         assert list(cells) == columns and row["claim"] in out
         expected = {"same bits"} if row["tolerance"] == 0 else None
         assert expected is None or {c["outcome"] for c in cells.values()} == expected
-    assert out.endswith("all 14 claims hold\n")
+    numbers = {2: "1 and 2", 5: "1, 2, 4 and 5"}[most]
+    assert out.endswith(
+        f"all 14 claims hold: probe does the same on {numbers} replicas\n"
+    )
     # All training data are shuffled: the order must not depend on the replicas either.
     assert seeds == {(False, 0), (True, None)}
-    assert set(compiled) == {2} and kept_apart == [verification.NUM_MICROBATCHES]
+    assert set(compiled) == {2} and kept_apart == [observation.NUM_MICROBATCHES]
 
 
 @pytest.mark.slow
@@ -104,11 +123,13 @@ def test_a_sum_in_another_order_is_found_and_named(capsys, monkeypatch):
             return total
         return tree_sum(block, sums, num_leaves)
 
-    one = verification.observe(1, "cnn", "cpu")
+    one = observation.observe(1, "cnn", "cpu")
     monkeypatch.setattr(reduction, "tree_sum", backwards)
-    observe = verification.observe
+    observe = observation.observe
     monkeypatch.setattr(
-        verification, "observe", lambda n, *rest: one if n == 1 else observe(n, *rest)
+        observation,
+        "observe",
+        lambda n, **options: one if n == 1 else observe(n, **options),
     )
     code = call("--gpus=4", "--model=cnn")
     out, err = capsys.readouterr()
@@ -155,9 +176,11 @@ def test_what_does_not_hold_is_said_though_the_file_cannot_be_written(
 
 def test_a_copy_of_another_sign_of_zero_is_no_equal_copy():
     drifted = [drift.Drift("kernel", (1,), largest_difference=0.0)]
-    none, one = map(verification.describe_drifts, ([], drifted))
+    names = ["bias", "kernel"]
+    none, one = (observation.describe_drifts(d, names) for d in ([], drifted))
     assert verification.compare(none, none, 0.0).is_met
-    assert not verification.compare(none, one, 0.0).is_met
+    outcome = verification.compare(none, one, 0.0)
+    assert not outcome.is_met and outcome.text.endswith("first in kernel")
 
 
 @pytest.mark.parametrize(
@@ -169,3 +192,42 @@ def test_wrong_flags_are_one_line(capsys, argv):
     assert call(*argv) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1
+
+
+OWN = Path(own_models.__file__)
+
+
+@pytest.mark.training
+def test_a_model_of_the_users_own_is_proved(capsys):
+    code = call("--gpus=2", f"--model={OWN}:small", "--image_size=9x12", "--channels=3")
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "n/a: batch norm and dropout see each replica's examples apart" in out
+    assert "all 14 claims hold: " in out
+
+
+@pytest.mark.training
+def test_what_breaks_a_claim_is_named(capsys):
+    code = call("--gpus=2", f"--model={OWN}:drawn_with_numpy")
+    out, err = capsys.readouterr()
+    assert code == command.EXIT_CLAIM_FAILED
+    assert "outputs of every layer, logits on 2 replicas differs by" in err
+    assert "first in noise;" in err  # the layer before it is the same
+    assert "gradient on 2 replicas differs by" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--image_size=28"], "image_size must be height x width in pixels, such as 9"),
+        (["--image_size=0x3"], "image_size must be height x width"),
+        (["--channels=0"], "channels must be at least 1"),
+        (["--model=no_such.py:f"], "model must be of an existing file"),
+        ([f"--model={OWN}:softmax"], "ends in softmax"),
+        ([f"--model={OWN}:small", "--image_size=2x2"], "raised ValueError in line"),
+    ],
+)
+def test_what_can_not_be_verified_is_refused(capsys, argv, says):
+    assert call("--gpus=2", *argv) == 2
+    out, err = capsys.readouterr()
+    assert says in err and err.count("\n") == 1

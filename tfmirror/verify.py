@@ -8,21 +8,21 @@ much the largest entry differs. Exit code 4: a claim does not hold.
 """
 
 import dataclasses
+import functools
 import re
+import time
 import types
 import typing
 from collections.abc import Mapping
 
-from tfmirror import command, errors, files, model_source
+from tfmirror import command, errors, files, metrics, model_source
+from tfmirror.diagnostics import verification
 from tfmirror.recipes import RECIPES
 from tfmirror.settings import check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
-if typing.TYPE_CHECKING:
-    from tfmirror.diagnostics import verification as verifications
-
-    # {number of replicas: {claim: its outcome}}
-    Outcomes = dict[int, dict[str, verifications.Outcome]]
+# {number of replicas: {claim: its outcome}}
+Outcomes = dict[int, dict[str, verification.Outcome]]
 
 # The batches have eight microbatches; more replicas would be left without any.
 MOST_REPLICAS = 8
@@ -89,16 +89,16 @@ def image_shape(settings: VerifyConfig) -> tuple[int, int, int]:
 
 def main(settings: VerifyConfig) -> None:
     """Prints the table; raises ClaimFailedError if a claim does not hold."""
-    from tfmirror.diagnostics import verification
+    from tfmirror.diagnostics import observation
     from tfmirror.parallel import devices, runtime
 
     chosen = devices.set_up(num_gpus(settings, devices), settings.device_type)
     # The same threads as in a training run with this number of fixed microbatches.
-    runtime.configure(chosen, verification.NUM_MICROBATCHES)
+    runtime.configure(chosen, observation.NUM_MICROBATCHES)
     if not chosen.are_stand_ins:
         runtime.use_deterministic_operations()
     print(f"model: {settings.model}\ndevices: {chosen.describe()}", flush=True)
-    outcomes = verify(settings, replica_counts(chosen.num_replicas), verification)
+    outcomes = verify(settings, replica_counts(chosen.num_replicas), observation)
     print_table(outcomes, verification.CLAIMS)
     try:
         if settings.json_file:
@@ -106,7 +106,12 @@ def main(settings: VerifyConfig) -> None:
             files.write_json(path, table_rows(outcomes, verification.CLAIMS))
     finally:  # a failed claim is reported even if the file can't be written
         check_outcomes(outcomes)
-    print(f"all {len(verification.CLAIMS)} claims hold")
+    *first, last = outcomes
+    numbers = f"{', '.join(map(str, (1, *first)))} and {last}"
+    print(
+        f"all {len(verification.CLAIMS)} claims hold: {settings.model} does the same "
+        f"on {numbers} replicas"
+    )
 
 
 def num_gpus(settings: VerifyConfig, devices: types.ModuleType) -> int:
@@ -128,7 +133,7 @@ def num_gpus(settings: VerifyConfig, devices: types.ModuleType) -> int:
     return min(found, MOST_REPLICAS)
 
 
-def check_outcomes(outcomes: "Outcomes") -> None:
+def check_outcomes(outcomes: Outcomes) -> None:
     """Raises ClaimFailedError, which names the failed claims, if there are any."""
     failed = [
         f"{claim} on {n} replicas {outcome.text}"
@@ -140,7 +145,7 @@ def check_outcomes(outcomes: "Outcomes") -> None:
         raise errors.ClaimFailedError("; ".join(failed))
 
 
-def print_table(outcomes: "Outcomes", claims: Mapping[str, float]) -> None:
+def print_table(outcomes: Outcomes, claims: Mapping[str, float]) -> None:
     """Prints a row for each claim, with a column for each number of replicas.
 
     Args:
@@ -175,27 +180,34 @@ def promise(tolerance: float) -> str:
 
 
 def verify(
-    settings: VerifyConfig, counts: list[int], verification: types.ModuleType
-) -> "Outcomes":
+    settings: VerifyConfig, counts: list[int], observation: types.ModuleType
+) -> Outcomes:
     """Returns the outcome of every claim on each number of replicas against one.
 
     Args:
-      settings: model and type of device.
+      settings: model, images and type of device.
       counts: numbers of replicas.
-      verification: tfmirror.diagnostics.verification, which imports TensorFlow.
+      observation: tfmirror.diagnostics.observation, which imports TensorFlow.
     """
     model: str | model_source.ModelSource = settings.model
     if model_source.is_own(settings.model):
         model = model_source.load(settings.model)
-    dataset = verification.make_dataset(image_shape(settings))
-
-    def observe(num_replicas: int) -> typing.Any:
-        return verification.observe(num_replicas, model, settings.device_type, dataset)
-
-    one = observe(1)
+    dataset = observation.make_dataset(image_shape(settings))
+    observe = functools.partial(
+        observation.observe,
+        model=model,
+        device_type=settings.device_type,
+        dataset=dataset,
+    )
+    observed = {}
+    for n in (1, *counts):
+        start = time.monotonic()
+        observed[n] = observe(n)
+        seconds = time.monotonic() - start
+        print(f"{metrics.replicas_text(n)}: 20 steps in {seconds:.0f} s", flush=True)
+    one = observed.pop(1)
     outcomes = {}
-    for n in counts:
-        seen = observe(n)
+    for n, seen in observed.items():
         outcomes[n] = {
             claim: verification.compare(one[claim], seen[claim], tolerance)
             for claim, tolerance in verification.CLAIMS.items()
@@ -204,7 +216,7 @@ def verify(
 
 
 def table_rows(
-    outcomes: "Outcomes", claims: Mapping[str, float]
+    outcomes: Outcomes, claims: Mapping[str, float]
 ) -> list[dict[str, typing.Any]]:
     """Returns the table as plain values for JSON."""
     return [
