@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import PIL.Image
 import pytest
@@ -40,6 +41,23 @@ def test_the_flops_of_training_are_those_of_the_arithmetic():
     dense = 800 * 128 + 128 * 10
     expected = 2 * (3 * (conv1 + conv2 + dense) - conv1)
     assert flops.training_flops(model) == expected
+
+
+def test_the_flops_of_layers_that_are_not_counted_are_not_known():
+    layers = keras.layers
+
+    def count(*first):
+        last = layers.Flatten(), layers.Dense(10)
+        model = keras.Sequential([keras.Input((8, 8, 1)), *first, *last])
+        return flops.training_flops(model)
+
+    assert count() == count(layers.BatchNormalization()) == 2 * 2 * 64 * 10
+    for other in (
+        layers.DepthwiseConv2D(3),
+        layers.TimeDistributed(layers.Dense(3)),
+        keras.Sequential([layers.Dense(3)]),
+    ):
+        assert count(other) is None
 
 
 def make_workload(**kwargs):

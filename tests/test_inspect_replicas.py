@@ -3,27 +3,33 @@
 import json
 
 import numpy as np
+import own_models
 import pytest
+from helpers import make_call
 
-from tfmirror import command, inspect_replicas, models
+from tfmirror import flags, inspect_replicas, models
 from tfmirror.data import datasets
 from tfmirror.models import probe
 
 pytestmark = pytest.mark.training
 
 
+call = make_call(
+    inspect_replicas.main, inspect_replicas.InspectConfig, inspect_replicas.check
+)
+
+
 def show(capsys, *argv):
     """Returns what the command prints."""
-    code = command.run_and_return_exit_code(
-        inspect_replicas.main,
-        inspect_replicas.InspectConfig,
-        "",
-        check=inspect_replicas.check,
-        argv=["--gpus=2", *argv],
-    )
-    out, err = capsys.readouterr()
+    code, out, err = call(capsys, "--gpus=2", *argv)
     assert (code, err) == (0, "")
     return out
+
+
+def inspected(*argv):
+    """Returns the view that the command would show."""
+    settings = flags.parse(["--gpus=2", *argv], inspect_replicas.InspectConfig)
+    return inspect_replicas.inspect(settings)[0]
 
 
 @pytest.fixture
@@ -101,7 +107,32 @@ def test_layer_and_channel_choose_what_is_shown(
         show(capsys, "--json", f"--layer={layer}", f"--channel={channel}")
     )
     assert report["variable"] == variable and np.shape(report["weights"]) == shape
+    whole = inspected(f"--layer={layer}").variable(variable)
+    for key in (
+        "weights",
+        "local_gradients",
+        "aggregated_gradients",
+        "single_device_gradient",
+    ):
+        expected = getattr(whole, key)[..., channel]
+        np.testing.assert_array_equal(np.float32(report[key]), expected)
+        if key != "weights":  # biases begin with zeros
+            assert not np.array_equal(expected, getattr(whole, key)[..., 0])
     show(capsys, f"--layer={layer}", f"--channel={channel}", "--num_examples=1")
+
+
+@pytest.mark.parametrize(
+    ("function", "variable"),
+    [("small", "sequential/conv2d/kernel"), ("subclass", "subclass/dense/kernel")],
+)
+def test_a_model_of_the_users_own_is_shown(capsys, function, variable):
+    model = f"--model={own_models.__file__}:{function}"
+    report = json.loads(show(capsys, "--json", model))
+    assert report["variable"] == variable
+    weights = np.array(report["weights"])
+    assert len(weights) == 2 and (weights[0] == weights[1]).all()
+    code, _, err = call(capsys, f"--model={own_models.__file__}:softmax")
+    assert code == 2 and "ends in softmax" in err
 
 
 @pytest.mark.slow

@@ -147,6 +147,12 @@ def check(settings: BenchmarkConfig) -> None:
             "peer=torch_ddp needs torch_python: got none; give the Python interpreter "
             "of an environment with PyTorch"
         )
+    own = [m for m in errors.split_names(settings.model) if model_source.is_own(m)]
+    if own and "torch_ddp" in errors.split_names(settings.peer):
+        raise errors.InputError(
+            f"peer=torch_ddp trains the models {', '.join(sorted(RECIPES))} alone: got "
+            f"model {own[0]}; remove either"
+        )
 
 
 if typing.TYPE_CHECKING:

@@ -8,11 +8,11 @@ python -m tfmirror.inspect_replicas --gpus=4 --layer=conv2 --channel=3 --json
 import dataclasses
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tfmirror import command, config, errors, recipes
+from tfmirror import command, config, errors, model_source, recipes
 from tfmirror.settings import check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -28,7 +28,12 @@ Report = dict[str, typing.Any]
 class InspectConfig:
     """All settings of one look into every replica."""
 
-    model: str = setting_of(TrainConfig, "model", help="model to look into")
+    model: str = setting_of(
+        TrainConfig,
+        "model",
+        help="model to look into; FILE.py:FUNCTION or package.module:FUNCTION is one "
+        "of your own",
+    )
     dataset: str | None = setting_of(
         TrainConfig,
         "dataset",
@@ -47,7 +52,7 @@ class InspectConfig:
     layer: str = setting(
         "",
         "layer or variable to show, such as conv2 or conv2/bias; empty: the kernel of "
-        "the first convolution",
+        "the first convolution, or of the first layer without one",
         group="Output",
     )
     channel: int = setting(
@@ -90,6 +95,7 @@ def inspect(
     from tfmirror import models
     from tfmirror.data import datasets
     from tfmirror.diagnostics import inspection
+    from tfmirror.models import own_model
     from tfmirror.parallel import devices, runtime
 
     chosen = devices.set_up(settings.gpus, settings.device_type)
@@ -109,6 +115,8 @@ def inspect(
     shape = dataset.train.images.shape[1:]
     with strategy.scope():
         model = models.build(settings.model, shape, dataset.num_classes)
+        if model_source.is_own(settings.model):
+            own_model.check_outputs(model)
     images = dataset.train.images[:num_examples]
     labels = dataset.train.labels[:num_examples]
     return inspection.inspect(strategy, model, images, labels), chosen
@@ -122,7 +130,7 @@ def choose_variable(
     Args:
       view: what the replicas hold.
       layer: path or end of the path of a variable, or of a layer for its kernel;
-        empty: the kernel of the first convolution.
+        empty: see `_usual_variable`.
       channel: output channel that will be shown.
 
     Raises:
@@ -132,12 +140,22 @@ def choose_variable(
         is_variable = any(f"/{v.path}".endswith(f"/{layer}") for v in view.variables)
         variable = view.variable(layer if is_variable else f"{layer}/kernel")
     else:
-        # [N, height, width, channels in, channels out]
-        variable = next(v for v in view.variables if v.weights.ndim == 5)
+        variable = _usual_variable(view.variables)
     num_channels = variable.weights.shape[-1]
     expected = f"in [0, {num_channels}) for {variable.path}"
     errors.require(channel < num_channels, "channel", channel, expected)
     return variable
+
+
+def _usual_variable(
+    variables: "Sequence[inspection.VariableView]",
+) -> "inspection.VariableView":
+    """Returns the kernel of the first convolution; of the first layer without one."""
+    for num_axes in (4, 2, 0):  # [height, width, channels in, channels out], [in, out]
+        for variable in variables:
+            if variable.weights[0].ndim >= num_axes:
+                return variable
+    raise ValueError("there are no variables")
 
 
 def describe(

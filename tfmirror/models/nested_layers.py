@@ -6,8 +6,8 @@ for layer in all_layers(model): ...
 import keras
 
 
-def all_layers(model: keras.Model) -> list[keras.Layer]:
-    """Returns every layer of a model once, however deep, without the model itself.
+def all_layers(model: keras.Layer) -> list[keras.Layer]:
+    """Returns every layer of a model or a layer once, however deep, without itself.
 
     Keras has no public way to the layers that a layer of one's own holds. So this calls
     a private method (Keras 3.15.1, layers/layer.py), which `Model.summary` and
