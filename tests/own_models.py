@@ -24,6 +24,11 @@ def small(input_shape, num_classes):
     )
 
 
+def of_9x12x3(input_shape, num_classes):
+    assert input_shape == (9, 12, 3), input_shape
+    return small(input_shape, num_classes)
+
+
 def unbuilt(input_shape, num_classes):
     return keras.Sequential([layers.Flatten(), layers.Dense(num_classes)])
 

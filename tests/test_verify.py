@@ -199,7 +199,8 @@ OWN = Path(own_models.__file__)
 
 @pytest.mark.training
 def test_a_model_of_the_users_own_is_proved(capsys):
-    code = call("--gpus=2", f"--model={OWN}:small", "--image_size=9x12", "--channels=3")
+    model = f"--model={OWN}:of_9x12x3"
+    code = call("--gpus=2", model, "--image_size=9x12", "--channels=3")
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
     assert "n/a: batch norm and dropout see each replica's examples apart" in out
