@@ -100,6 +100,8 @@ class TrainingSetup(Protocol):
     @property
     def data_sha256(self) -> str: ...
     @property
+    def initial_weights_sha256(self) -> str: ...
+    @property
     def steps_per_epoch(self) -> int: ...
     @property
     def model(self) -> keras.Model: ...
@@ -110,7 +112,9 @@ class TrainingSetup(Protocol):
 def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     """Returns the RunState of `training_setup` at `position`, from replica 0."""
     return RunState(
-        settings=settings_to_record(training_setup.settings),
+        settings=settings_to_record(
+            training_setup.settings, training_setup.initial_weights_sha256
+        ),
         data_sha256=training_setup.data_sha256,
         position=position,
         num_steps=position.num_steps(training_setup.steps_per_epoch),
@@ -122,12 +126,18 @@ def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     )
 
 
-def settings_to_record(settings: config.ResolvedConfig) -> dict[str, Any]:
+def settings_to_record(
+    settings: config.ResolvedConfig, initial_weights_sha256: str = ""
+) -> dict[str, Any]:
     """Returns {name: value} of the settings, and the version of the order of examples.
 
-    The version is no setting: nobody chooses it, but a run can't change it.
+    The version is no setting: nobody chooses it, but a run can't change it. Nor is the
+    digest of the weights that the run began with, if it was given any.
     """
-    return settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
+    record = settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
+    if initial_weights_sha256:
+        record["initial_weights_sha256"] = initial_weights_sha256
+    return record
 
 
 def describe_model(model: keras.Model) -> ModelDescription:

@@ -62,6 +62,7 @@ def train(settings: config.TrainConfig) -> dict[str, Any]:
         if not previous.directory:
             workdir.check_is_free(settings.workdir)
         training_setup = setup.prepare(resolved, chosen, previous.state)
+        resume.check_initial_weights(previous, training_setup.initial_weights_sha256)
         for line in progress.schedule_lines(training_setup, previous.state):
             terminal.print_line(line)
         if not (folder := previous.directory):

@@ -17,7 +17,7 @@ from tfmirror import config, errors, models, recipes
 from tfmirror.data import augmentation, datasets, pipeline
 from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
-from tfmirror.models import kernel_gradient, variable_names
+from tfmirror.models import freezing, kernel_gradient, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
@@ -36,7 +36,8 @@ from tfmirror.parallel.optimizers import MirroredOptimizer
 from tfmirror.rundir import resume
 from tfmirror.rundir import state as states
 from tfmirror.rundir.state import RunProgress, RunState
-from tfmirror.training import schedules
+from tfmirror.training import initial_weights, schedules
+from tfmirror.training.initial_weights import InitialWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,12 @@ class TrainingSetup:
     train_segments: list[segments.Segment]
     # Batch norm's statistics are estimated first, for averaged weights.
     eval_segments: list[segments.Segment]
+    initial: InitialWeights = InitialWeights()
+
+    @property
+    def initial_weights_sha256(self) -> str:
+        """Digest of the weights that the run began with; empty: none were given."""
+        return self.initial.sha256
 
     @property
     def variables(self) -> dict[str, keras.Variable]:
@@ -140,14 +147,20 @@ def prepare(
 
     Args:
       chosen: the devices of the replicas.
-      state: to start from; None: start at the beginning.
+      state: to start from; None: start at the beginning, with the initial weights.
 
     Raises:
-      InputError: the settings or the state do not fit the data.
+      InputError: the settings or the state do not fit the data, or the initial weights
+        the model.
     """
     per_replica = microbatches.share_out(
         chosen.num_replicas, settings.microbatches, settings.microbatches_per_replica
     )
+    source = None
+    if settings.initial_weights and not state:
+        source = initial_weights.read(
+            settings.initial_weights, new_head=settings.new_head
+        )
     dataset = datasets.load(
         settings.dataset,
         settings.data_dir,
@@ -157,7 +170,7 @@ def prepare(
     if settings.deterministic:
         runtime.use_deterministic_operations()
     if not state:
-        return assemble(settings, chosen, dataset, per_replica, RunProgress())
+        return assemble(settings, chosen, dataset, per_replica, RunProgress(), source)
     resume.check_progress(state, settings, datasets.sha256(dataset))
     if settings.ema_decay:
         optimizers.check_averages(state.variables)
@@ -166,7 +179,8 @@ def prepare(
         states.restore(training_setup, state)
     except ValueError as error:
         raise errors.InputError(f"the checkpoint does not fit: {error}") from error
-    return training_setup
+    began_with = InitialWeights(state.settings.get("initial_weights_sha256", ""))
+    return dataclasses.replace(training_setup, initial=began_with)
 
 
 def assemble(
@@ -175,11 +189,13 @@ def assemble(
     dataset: ImageDataset,
     microbatches_per_replica: Sequence[int],
     position: RunProgress,
+    source: initial_weights.Source | None = None,
 ) -> TrainingSetup:
     """Returns the TrainingSetup on chosen devices with loaded data.
 
     Args:
       position: where in the run the data start.
+      source: weights to start with; None: new ones.
     """
     train_plans = plan(settings, microbatches_per_replica, dataset.train)
     eval_plans = plan(settings, microbatches_per_replica, dataset.eval)
@@ -187,7 +203,9 @@ def assemble(
         sync_batch_norm.check_plans(train_plans)
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
-    model, optimizer = build(settings, strategy, dataset, steps_per_epoch)
+    model, optimizer, initial = build(
+        settings, strategy, dataset, steps_per_epoch, source
+    )
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(model)
     max_concurrent = runtime.max_concurrent_microbatches(chosen)
@@ -247,6 +265,7 @@ def assemble(
         train_plans,
         train_segments,
         eval_segments,
+        initial,
     )
 
 
@@ -277,8 +296,12 @@ def build(
     strategy: tf.distribute.Strategy,
     dataset: ImageDataset,
     steps_per_epoch: int,
-) -> tuple[keras.Model, MirroredOptimizer]:
-    """Returns the model and its optimizer, mirrored on the strategy's devices."""
+    source: initial_weights.Source | None = None,
+) -> tuple[keras.Model, MirroredOptimizer, InitialWeights]:
+    """Returns the model and its optimizer, mirrored on the strategy's devices.
+
+    The third value says what was taken of the weights in `source`.
+    """
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
         model = models.build(
@@ -288,6 +311,8 @@ def build(
             precision=settings.precision,
             init=settings.init,
         )
+        initial = source.assign(model) if source else InitialWeights()
+        freezing.freeze(model, errors.split_names(settings.freeze))
         learning_rate = schedules.of_run(settings, steps_per_epoch)
         optimizer = optimizers.make_optimizer(
             settings.optimizer,
@@ -304,4 +329,4 @@ def build(
         )
     if settings.batch_norm == "sync":
         sync_batch_norm.synchronize(model)
-    return model, mirrored
+    return model, mirrored, initial
