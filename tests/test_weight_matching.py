@@ -1,4 +1,4 @@
-"""Weights go to the layers and variables of their names, or it is said what does not."""
+"""Weights go to the variables of their names, or it is said what does not fit."""
 
 import keras
 import numpy as np
@@ -171,7 +171,9 @@ def test_without_names_a_layer_of_another_number_of_weights_does_not_fit(tmp_pat
 def test_other_dtypes_do_not_fit():
     policy = keras.DTypePolicy("float16")
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2, name="d")])
-    half = keras.Sequential([keras.Input((3,)), layers.Dense(2, name="d", dtype=policy)])
+    half = keras.Sequential(
+        [keras.Input((3,)), layers.Dense(2, name="d", dtype=policy)]
+    )
     found = weight_matching.match(layer_weights.saved_weights(half), model)
     (problem,) = found.problems()
     assert "d/kernel float16 [3, 2] there, float32 [3, 2] here" in problem
