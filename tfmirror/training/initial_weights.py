@@ -103,14 +103,16 @@ def read(text: str, *, new_head: bool = False) -> Source:
 
 def _read(path: pathlib.Path, warnings: list[str]) -> tuple[str, SavedWeights]:
     """Returns (the file that holds the weights, the weights); adds to `warnings`."""
-    if path.is_dir() or path.name.endswith(CHECKPOINT):
-        found = loading.find(path, warnings.append)
-        with tf.device("CPU"):
-            return found.source, layer_weights.saved_weights(loading.build(found))
-    if path.name.endswith(WEIGHTS_FILE):
-        return str(path), weight_files.read_weights(path)
-    with tf.device("CPU"):
-        return str(path), layer_weights.saved_weights(weight_files.load_model(path))
+    source = str(path)
+    with tf.device("CPU"):  # a GPU's memory is for the model that is trained
+        if path.is_dir() or path.name.endswith(CHECKPOINT):
+            found = loading.find(path, warnings.append)
+            source, model = found.source, loading.build(found)
+        elif path.name.endswith(KERAS_FILE):
+            model = weight_files.load_model(path)
+        else:
+            return source, weight_files.read_weights(path)
+        return source, layer_weights.saved_weights(model)
 
 
 def _line(found: Match, path: str) -> str:
