@@ -208,7 +208,7 @@ def made_fast():
 
     made, assemble, make_segments = {}, setup.assemble, segments.make_segments
 
-    def assemble_once(settings, chosen, dataset, per_replica, position):
+    def assemble_once(settings, chosen, dataset, per_replica, position, source=None):
         key = (chosen.num_replicas, settings.epochs)
         if key not in made:
             built = assemble(settings, chosen, dataset, per_replica, position)

@@ -10,18 +10,18 @@ from helpers import build_optimizer, make_examples, make_strategy
 
 from tfmirror import config, errors, metrics, models
 from tfmirror.data import augmentation, datasets
-from tfmirror.inference import evaluation, loading
+from tfmirror.inference import evaluation
+from tfmirror.models import variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
     eval_step,
     microbatches,
-    optimizers,
     segments,
     step,
     step_loop,
 )
-from tfmirror.rundir import checkpoints
+from tfmirror.rundir import checkpoints, loading
 from tfmirror.training import interruption, run
 
 MOMENTUM = 0.75
@@ -334,7 +334,7 @@ def test_a_checkpoint_of_an_earlier_version_is_evaluated_but_not_resumed(
     """Its averages had no warm-up, and the raw weights' statistics."""
     state = checkpoints.read(max(finished[1].glob("checkpoints/step-*.npz")))
     earlier = {
-        optimizers.earlier_averaged_name(name.removeprefix("averaged/"))
+        variable_names.earlier_averaged_name(name.removeprefix("averaged/"))
         if name.startswith("averaged/")
         else name: value
         for name, value in state.variables.items()

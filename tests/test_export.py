@@ -8,7 +8,8 @@ from helpers import make_call, make_examples, make_strategy
 
 from tfmirror import export as export_command
 from tfmirror import models
-from tfmirror.inference import export, loading, prediction
+from tfmirror.inference import export, prediction
+from tfmirror.rundir import loading
 
 SHAPE = (16, 16, 3)
 

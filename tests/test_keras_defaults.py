@@ -12,9 +12,10 @@ from test_command import ROOT, run_python
 from tfmirror import config, errors, inspect_replicas, metrics, models
 from tfmirror.data import datasets
 from tfmirror.diagnostics import observation
-from tfmirror.inference import evaluation, export, loading, prediction
+from tfmirror.inference import evaluation, export, prediction
 from tfmirror.models import keras_defaults
 from tfmirror.parallel import devices
+from tfmirror.rundir import loading
 from tfmirror.training import run
 
 OTHER = {

@@ -15,8 +15,7 @@ import pytest
 from helpers import faults, make_strategy
 
 from tfmirror import errors, models
-from tfmirror.inference import loading
-from tfmirror.rundir import checkpoints
+from tfmirror.rundir import checkpoints, loading
 
 
 def assert_same(one, other):

@@ -19,3 +19,15 @@ def test_weights_sha256_is_over_the_bytes_in_order():
     expected = hashlib.sha256(a.tobytes() + b.tobytes()).hexdigest()
     assert metrics.weights_sha256(variables) == expected
     assert metrics.weights_sha256(variables[::-1]) != expected
+
+
+def test_weights_sha256_is_that_of_the_saved_model_which_has_no_seeds(tmp_path):
+    layers = [keras.layers.Dense(2), keras.layers.Dropout(0.5, seed=3)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    model.layers[1].seed_generator.state.assign([5, 6])
+    seeds = [m.layers[1].seed_generator.state.numpy() for m in (model, loaded)]
+    assert (seeds[0] != seeds[1]).any()
+    digests = [metrics.weights_sha256(m.variables) for m in (model, loaded)]
+    assert digests[0] == digests[1]

@@ -339,6 +339,62 @@ def test_a_step_takes_the_gradient_of_augmented_images():
     np.testing.assert_allclose(kernel_of(built), expected, rtol=1e-4, atol=1e-6)
 
 
+def write_weights(folder, build_model):
+    """Returns (path of a .keras file, {name of a layer: its arrays}), drawn anew."""
+    model = build_model((28, 28, 1), NUM_CLASSES, keras.initializers.GlorotUniform)
+    rng = np.random.default_rng(5)
+    for variable in model.variables:
+        variable.assign(rng.uniform(0.1, 0.2, variable.shape))
+    model.save(folder / "given.keras")
+    return folder / "given.keras", {x.name: x.get_weights() for x in model.layers}
+
+
+def layer_copies(built, name):
+    """Returns the copies [N, ...] of each weight of a layer."""
+    (layer,) = (x for x in built.model.layers if x.name == name)
+    return [replica_copies(built.strategy, weight) for weight in layer.weights]
+
+
+def assert_all_copies_are(built, name, expected):
+    for copies, value in zip(layer_copies(built, name), expected, strict=True):
+        assert len(copies) == 2
+        for copy in copies:
+            np.testing.assert_array_equal(copy, value)
+
+
+@effect_of("initial_weights")
+def test_a_run_starts_with_the_weights_that_it_is_given(tmp_path):
+    path, given = write_weights(tmp_path, build_linear)
+    before, built = take_steps(1, f"--initial_weights={path}")
+    np.testing.assert_array_equal(before, given["logits"][0])
+    expected = descend(before, built.dataset.train, [RATE])
+    np.testing.assert_allclose(kernel_of(built), expected, rtol=1e-4, atol=1e-6)
+
+
+@effect_of("new_head")
+def test_a_new_head_has_the_weights_of_the_seed_and_the_rest_is_taken(tmp_path):
+    path, given = write_weights(tmp_path, build_normalized)
+    new = build("--model=resnet18")
+    arguments = ("--model=resnet18", f"--initial_weights={path}", "--new_head")
+    built = build(*arguments)
+    assert_all_copies_are(built, "norm", given["norm"])
+    drawn = [copies[0] for copies in layer_copies(new, "logits")]
+    assert np.abs(drawn[0] - given["logits"][0]).max() > 0.05
+    assert_all_copies_are(built, "logits", drawn)
+
+
+@effect_of("freeze")
+def test_a_frozen_layer_keeps_its_bits_and_the_others_learn():
+    _, built = take_steps(0, "--model=resnet18", "--freeze=nor*", "--momentum=0.9")
+    before = {name: layer_copies(built, name) for name in ("norm", "logits")}
+    built.train_segments[0].run(2, step_loop.zero_totals())
+    assert_all_copies_are(built, "norm", [copies[0] for copies in before["norm"]])
+    kernel = layer_copies(built, "logits")[0]
+    assert np.abs(kernel - before["logits"][0]).max() > 1e-3
+    # Momentum is kept for the kernel and the bias of the logits alone.
+    assert len([name for name in built.variables if "momentum" in name]) == 2
+
+
 def moving_variance(parts):
     """Returns batch norm's: 0.5 of the 1 before, and 0.5 of the mean of the parts'."""
     pixels = [part.reshape(len(part), -1) / 255.0 for part in parts]

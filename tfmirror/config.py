@@ -116,6 +116,11 @@ def check(settings: TrainConfig) -> None:
     _check_batches(settings)
     _check_optimizer(settings)
     parse_interval(settings.checkpoint_every)
+    if settings.new_head and not settings.initial_weights:
+        raise errors.InputError(
+            "new_head needs initial_weights, from which the other layers are taken: "
+            "give them or remove new_head"
+        )
     if settings.resume == "auto" and not settings.workdir:
         raise errors.InputError(
             "resume=auto needs workdir: got none; give the directory of the run to "

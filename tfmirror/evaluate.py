@@ -96,8 +96,9 @@ def resolve(
 def main(settings: EvaluateConfig) -> None:
     """Prints the accuracy and the loss over the evaluation examples."""
     from tfmirror.data import datasets
-    from tfmirror.inference import evaluation, loading
+    from tfmirror.inference import evaluation
     from tfmirror.parallel import devices
+    from tfmirror.rundir import loading
 
     log = command.print_to_stderr if settings.json else command.print_line
     chosen = devices.set_up(settings.gpus, settings.device_type)

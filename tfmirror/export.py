@@ -60,7 +60,8 @@ def check(settings: ExportConfig) -> None:
 
 def main(settings: ExportConfig) -> None:
     """Writes the files that are asked for, and prints what was written."""
-    from tfmirror.inference import export, loading
+    from tfmirror.inference import export
+    from tfmirror.rundir import loading
 
     own_model = model_source.load(settings.model) if settings.model else None
     found = loading.find(settings.model_path, command.print_line, own_model)

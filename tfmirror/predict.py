@@ -64,8 +64,9 @@ def main(settings: PredictConfig) -> None:
     import numpy as np
 
     from tfmirror.data import images
-    from tfmirror.inference import loading, prediction
+    from tfmirror.inference import prediction
     from tfmirror.parallel import devices, runtime
+    from tfmirror.rundir import loading
 
     if settings.output_file:
         path = errors.check_new_file("output_file", settings.output_file)

@@ -257,6 +257,26 @@ class TrainConfig:
         choices=INITS,
         none_means=FROM_RECIPE,
     )
+    initial_weights: str = setting(
+        "",
+        "weights that the run starts with, matched by the names of layers and "
+        "variables: a .keras or .weights.h5 file, a run directory or a checkpoint; "
+        "empty: new ones. A resumed run has its own and does not read them",
+        group="Fine-tuning",
+    )
+    new_head: bool = setting(
+        False,
+        "do not take the weights of the last layer with weights, which gives the "
+        "logits, from initial_weights: it is made anew, also if they would fit",
+        group="Fine-tuning",
+    )
+    freeze: str = setting(
+        "",
+        "layers whose weights are not trained: comma-separated shell patterns of their "
+        "names, as in conv* or backbone/block1_*; a layer that holds others freezes "
+        "them too, and a frozen batch norm uses its moving statistics; empty: none",
+        group="Fine-tuning",
+    )
     augment: bool = setting(
         False,
         "train on random crops of the padded images, and mirror them at random if the "

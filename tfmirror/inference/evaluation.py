@@ -9,7 +9,6 @@ from typing import Any
 
 from tfmirror import errors
 from tfmirror.data import datasets
-from tfmirror.inference import loading
 from tfmirror.models import keras_defaults, kernel_gradient
 from tfmirror.parallel import (
     devices,
@@ -20,6 +19,7 @@ from tfmirror.parallel import (
     step_loop,
 )
 from tfmirror.parallel.devices import Devices
+from tfmirror.rundir import loading
 from tfmirror.rundir.state import PassProgress
 from tfmirror.training import loop
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 import keras
 
+# How the names of averaged weights began before there was a warm-up of their decay.
+EARLIER_AVERAGED = "ema_"
+
 
 def names_of(model: keras.Model) -> list[str]:
     """Returns a name for each of `model.variables`, in their order.
@@ -26,3 +29,16 @@ def unique(names: Iterable[str]) -> list[str]:
         counts[name] += 1
         numbered.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
     return numbered
+
+
+def averaged_name(name: str) -> str:
+    """Returns the name of the average of the weight that is called `name`.
+
+    Likewise of the statistic `name` that is estimated with the averages.
+    """
+    return f"averaged/{name}"
+
+
+def earlier_averaged_name(name: str) -> str:
+    """Returns the average's name in checkpoints of before the decay had a warm-up."""
+    return EARLIER_AVERAGED + name.replace("/", "_")

@@ -3,10 +3,11 @@
 shapes = variable_shapes(lambda: models.build("cnn", (28, 28, 1), 10))
 """
 
-import threading
 from collections.abc import Callable
 
 import keras
+
+from tfmirror.models.own_thread import in_own_thread
 
 
 def variable_shapes(build: Callable[[], keras.Model]) -> list[tuple[int, ...]]:
@@ -17,23 +18,10 @@ def variable_shapes(build: Callable[[], keras.Model]) -> list[tuple[int, ...]]:
     Raises:
       whatever `build` raises.
     """
-    outcome: list[list[tuple[int, ...]] | BaseException] = []
 
-    def build_and_note() -> None:
-        try:
-            # In this scope Keras puts off the values of new variables.
-            with keras.StatelessScope(initialize_variables=False):
-                model = build()
-                outcome.append([tuple(v.shape) for v in model.variables])
-        except BaseException as error:
-            outcome.append(error)
+    def build_and_look() -> list[tuple[int, ...]]:
+        # In this scope Keras puts off the values of new variables.
+        with keras.StatelessScope(initialize_variables=False):
+            return [tuple(variable.shape) for variable in build().variables]
 
-    # Keras keeps, for each thread, a list of variables that still need values, and
-    # counters for their names. In a thread of its own they end with it.
-    thread = threading.Thread(target=build_and_note)
-    thread.start()
-    thread.join()
-    (found,) = outcome
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    return in_own_thread(build_and_look)

@@ -26,9 +26,6 @@ INITIAL_LOSS_SCALE = 2.0**15
 LARGEST_LOSS_SCALE = 2.0**24
 STEPS_TO_GROW_LOSS_SCALE = 2000
 
-# How the names of averaged weights began before there was a warm-up of their decay.
-EARLIER_AVERAGED = "ema_"
-
 
 class MirroredOptimizer:
     """A Keras optimizer whose variables are mirrored, as are all that it updates.
@@ -277,26 +274,13 @@ def averaging_decay(ema_decay: float, num_steps: tf.Tensor | int) -> tf.Tensor:
     return tf.minimum(tf.constant(ema_decay, tf.float32), (1 + t) / (10 + t))
 
 
-def averaged_name(name: str) -> str:
-    """Returns the name of the average of the weight that is called `name`.
-
-    Likewise of the statistic `name` that is estimated with the averages.
-    """
-    return f"averaged/{name}"
-
-
-def earlier_averaged_name(name: str) -> str:
-    """Returns the average's name in checkpoints of before the decay had a warm-up."""
-    return EARLIER_AVERAGED + name.replace("/", "_")
-
-
 def check_averages(names: Iterable[str]) -> None:
     """Checks the names of a checkpoint's variables before a run resumes from it.
 
     Raises:
       InputError: its averages were made without a warm-up of the decay.
     """
-    if any(name.startswith(EARLIER_AVERAGED) for name in names):
+    if any(name.startswith(variable_names.EARLIER_AVERAGED) for name in names):
         raise errors.InputError(
             "the checkpoint's averaged weights are of an earlier version, whose decay "
             "had no warm-up: a run with ema_decay can't be resumed from it; train it "
@@ -315,7 +299,9 @@ def _averaged_names(
 ) -> list[str]:
     """Returns the names of the averages of some of a model's variables."""
     pairs = zip(model.variables, variable_names.names_of(model), strict=True)
-    names = {id(variable): averaged_name(name) for variable, name in pairs}
+    names = {
+        id(variable): variable_names.averaged_name(name) for variable, name in pairs
+    }
     return [names[id(variable)] for variable in variables]
 
 

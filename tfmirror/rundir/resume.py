@@ -33,6 +33,8 @@ class PreviousRun:
     starts: tuple[dict[str, Any], ...] = ()  # what it ran on, see reader.read_starts
     # Damaged checkpoints in `directory` that are newer than `state`.
     damaged: tuple[pathlib.Path, ...] = ()
+    # Digest of the weights that it began with, if it starts from step 0 again.
+    initial_weights_sha256: str | None = None
 
 
 def find(settings: config.ResolvedConfig, warn: Callable[[str], object]) -> PreviousRun:
@@ -92,7 +94,13 @@ def _find_in_workdir(
     else:
         warn(f"no checkpoint in {directory}: the run starts from step 0")
     starts = reader.read_starts(directory, warn)
-    return PreviousRun(directory, state, starts=starts, damaged=found.damaged)
+    return PreviousRun(
+        directory,
+        state,
+        starts=starts,
+        damaged=found.damaged,
+        initial_weights_sha256=previous.get("initial_weights_sha256", ""),
+    )
 
 
 def _read_settings(directory: pathlib.Path) -> dict[str, Any]:
@@ -225,6 +233,24 @@ def _check_order(previous: dict[str, Any]) -> None:
             f"the run to resume shuffles with version {version!r} of the order of "
             f"examples, this tfmirror has version {pipeline.ORDER_VERSION}: start a "
             "new run in another --workdir, or resume with the tfmirror that began it"
+        )
+
+
+def check_initial_weights(previous: PreviousRun, sha256: str) -> None:
+    """Checks that a run that starts again from step 0 begins with the same weights.
+
+    Args:
+      sha256: digest of the initial weights now; empty: none were given.
+
+    Raises:
+      InputError: the run began with others.
+    """
+    then = previous.initial_weights_sha256
+    if then is not None and not previous.state and then != sha256:
+        raise errors.InputError(
+            f"{previous.directory} has no checkpoint to resume from, and its "
+            "initial_weights have changed since it began; give the same weights as "
+            "then, or choose another --workdir"
         )
 
 

@@ -103,6 +103,8 @@ class TrainingSetup(Protocol):
     @property
     def data_sha256(self) -> str: ...
     @property
+    def initial_weights_sha256(self) -> str: ...
+    @property
     def steps_per_epoch(self) -> int: ...
     @property
     def model(self) -> keras.Model: ...
@@ -113,7 +115,9 @@ class TrainingSetup(Protocol):
 def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     """Returns the RunState of `training_setup` at `position`, from replica 0."""
     return RunState(
-        settings=settings_to_record(training_setup.settings),
+        settings=settings_to_record(
+            training_setup.settings, training_setup.initial_weights_sha256
+        ),
         data_sha256=training_setup.data_sha256,
         position=position,
         num_steps=position.num_steps(training_setup.steps_per_epoch),
@@ -125,16 +129,20 @@ def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
     )
 
 
-def settings_to_record(settings: config.ResolvedConfig) -> dict[str, Any]:
+def settings_to_record(
+    settings: config.ResolvedConfig, initial_weights_sha256: str = ""
+) -> dict[str, Any]:
     """Returns {name: value} of the settings, and what else a run can't change.
 
-    That is the version of the order of examples, and the digest of the file of the
-    user's own model.
+    That is the version of the order of examples, the digest of the file of the user's
+    own model, and that of the weights that the run began with, if it was given any.
     """
-    recorded = settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
+    record = settings.to_json() | {"order_version": pipeline.ORDER_VERSION}
     if model_source.is_own(settings.model):
-        recorded["model_sha256"] = settings.model_sha256
-    return recorded
+        record["model_sha256"] = settings.model_sha256
+    if initial_weights_sha256:
+        record["initial_weights_sha256"] = initial_weights_sha256
+    return record
 
 
 def describe_model(model: keras.Model) -> ModelDescription:

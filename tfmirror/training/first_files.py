@@ -43,7 +43,8 @@ def write(
     progress = state.position if state else RunProgress()
     if previous.directory:
         checkpointer.write_on_resume(progress)
-    files.write_json(folder / "config.json", settings_to_record(settings))
+    record = settings_to_record(settings, training_setup.initial_weights_sha256)
+    files.write_json(folder / "config.json", record)
     num_steps = progress.num_steps(training_setup.steps_per_epoch)
     start = environment.describe_start(training_setup.devices, settings, num_steps)
     environment.write(folder, [*previous.starts, start])

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfmirror import config, hardware, metrics, recipes
+from tfmirror.models import freezing
 from tfmirror.rundir.state import PassProgress, RunState
 from tfmirror.training import schedules, terminal
 from tfmirror.training.setup import TrainingSetup
@@ -30,8 +31,16 @@ def first_lines(training_setup: TrainingSetup) -> list[str]:
         added,
         f"{settings.optimizer}, learning rate {describe_rate(settings)}, "
         f"{settings.epochs} epochs, seed {settings.seed}, {settings.precision}",
+        *training_setup.initial.lines,
+        *frozen_lines(training_setup),
         *extra_lines(settings),
     ]
+
+
+def frozen_lines(training_setup: TrainingSetup) -> list[str]:
+    """Returns a line if layers are frozen: how many variables and numbers."""
+    text = freezing.frozen_text(training_setup.model)
+    return [f"frozen: {text}"] if text else []
 
 
 def describe_rate(settings: config.ResolvedConfig) -> str:

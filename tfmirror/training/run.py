@@ -76,6 +76,7 @@ def train(
         if not previous.directory:
             workdir.check_is_free(settings.workdir)
         training_setup = setup.prepare(resolved, chosen, previous.state, given)
+        resume.check_initial_weights(previous, training_setup.initial_weights_sha256)
         for line in progress.schedule_lines(training_setup, previous.state):
             terminal.print_line(line)
         if not (folder := previous.directory):

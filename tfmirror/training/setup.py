@@ -18,7 +18,7 @@ from tfmirror.data import augmentation, datasets, pipeline
 from tfmirror.data.datasets import Examples, ImageDataset
 from tfmirror.diagnostics import non_finite
 from tfmirror.model_source import ModelSource
-from tfmirror.models import kernel_gradient, own_model, variable_names
+from tfmirror.models import freezing, kernel_gradient, own_model, variable_names
 from tfmirror.parallel import (
     batch_statistics,
     devices,
@@ -38,7 +38,8 @@ from tfmirror.parallel.optimizers import MirroredOptimizer
 from tfmirror.rundir import resume
 from tfmirror.rundir import state as states
 from tfmirror.rundir.state import START_OF_RUN, RunProgress, RunState
-from tfmirror.training import schedules
+from tfmirror.training import initial_weights, schedules
+from tfmirror.training.initial_weights import InitialWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,12 @@ class TrainingSetup:
     train_segments: list[segments.Segment]
     # Batch norm's statistics are estimated first, for averaged weights.
     eval_segments: list[segments.Segment]
+    initial: InitialWeights = InitialWeights()
+
+    @property
+    def initial_weights_sha256(self) -> str:
+        """Digest of the weights that the run began with; empty: none were given."""
+        return self.initial.sha256
 
     @property
     def variables(self) -> dict[str, keras.Variable]:
@@ -160,15 +167,21 @@ def prepare(
 
     Args:
       chosen: the devices of the replicas.
-      state: to start from; None: start at the beginning.
+      state: to start from; None: start at the beginning, with the initial weights.
       given: what the caller has already, besides the settings.
 
     Raises:
-      InputError: the settings or the state do not fit the data.
+      InputError: the settings or the state do not fit the data, or the initial weights
+        the model.
     """
     per_replica = microbatches.share_out(
         chosen.num_replicas, settings.microbatches, settings.microbatches_per_replica
     )
+    source = None
+    if settings.initial_weights and not state:
+        source = initial_weights.read(
+            settings.initial_weights, new_head=settings.new_head, own_model=given.model
+        )
     limits = {
         "limit_train_examples": settings.limit_train_examples,
         "limit_eval_examples": settings.limit_eval_examples,
@@ -181,7 +194,9 @@ def prepare(
     if settings.deterministic:
         runtime.use_deterministic_operations()
     if not state:
-        return assemble(settings, chosen, dataset, per_replica, model=model)
+        return assemble(
+            settings, chosen, dataset, per_replica, model=model, source=source
+        )
     resume.check_progress(state, settings, datasets.sha256(dataset))
     if settings.ema_decay:
         optimizers.check_averages(state.variables)
@@ -192,7 +207,8 @@ def prepare(
         states.restore(training_setup, state)
     except ValueError as error:
         raise errors.InputError(f"the checkpoint does not fit: {error}") from error
-    return training_setup
+    began_with = InitialWeights(state.settings.get("initial_weights_sha256", ""))
+    return dataclasses.replace(training_setup, initial=began_with)
 
 
 def assemble(
@@ -203,12 +219,14 @@ def assemble(
     *,
     model: str | ModelSource,
     position: RunProgress = START_OF_RUN,
+    source: initial_weights.Source | None = None,
 ) -> TrainingSetup:
     """Returns the TrainingSetup on chosen devices with loaded data.
 
     Args:
       model: what models.build takes.
       position: where in the run the data start.
+      source: weights to start with; None: new ones.
     """
     train_plans = plan(settings, microbatches_per_replica, dataset.train)
     eval_plans = plan(settings, microbatches_per_replica, dataset.eval)
@@ -216,7 +234,9 @@ def assemble(
         sync_batch_norm.check_plans(train_plans)
     strategy = devices.make_strategy(chosen, settings.all_reduce)
     steps_per_epoch = sum(plan.num_batches for plan in train_plans)
-    trained, optimizer = build(settings, strategy, dataset, steps_per_epoch, model)
+    trained, optimizer, initial = build(
+        settings, strategy, dataset, steps_per_epoch, model=model, source=source
+    )
     if chosen.are_stand_ins:
         kernel_gradient.use_matrix_products(trained)
     max_concurrent = runtime.max_concurrent_microbatches(chosen)
@@ -276,6 +296,7 @@ def assemble(
         train_plans,
         train_segments,
         eval_segments,
+        initial,
     )
 
 
@@ -306,12 +327,17 @@ def build(
     strategy: tf.distribute.Strategy,
     dataset: ImageDataset,
     steps_per_epoch: int,
+    *,
     model: str | ModelSource,
-) -> tuple[keras.Model, MirroredOptimizer]:
+    source: initial_weights.Source | None = None,
+) -> tuple[keras.Model, MirroredOptimizer, InitialWeights]:
     """Returns the model and its optimizer, mirrored on the strategy's devices.
+
+    The third value says what was taken of the weights in `source`.
 
     Args:
       model: what models.build takes.
+      source: weights to start with; None: new ones.
     """
     keras.utils.set_random_seed(settings.seed)
     with strategy.scope():
@@ -322,11 +348,12 @@ def build(
             precision=settings.precision,
             init=settings.init or None,
         )
-        model_state.rules_of(
-            built
-        )  # refuses what can't be trained, before files are made
         if model_source.is_own(settings.model):
             own_model.check_outputs(built)
+        initial = source.assign(built) if source else InitialWeights()
+        freezing.freeze(built, errors.split_names(settings.freeze))
+        # Refuses what can't be trained, before files are made.
+        model_state.rules_of(built)
         learning_rate = schedules.of_run(settings, steps_per_epoch)
         optimizer = optimizers.make_optimizer(
             settings.optimizer,
@@ -343,4 +370,4 @@ def build(
         )
     if settings.batch_norm == "sync":
         sync_batch_norm.synchronize(built)
-    return built, mirrored
+    return built, mirrored, initial

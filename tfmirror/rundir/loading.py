@@ -6,32 +6,24 @@ model = build(trained, strategy)                   # mirrored, with the trained 
 
 import contextlib
 import dataclasses
-import json
-import math
 import pathlib
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror import archives, errors, files, metrics, model_source, models
+from tfmirror import errors, metrics, model_source, models
 from tfmirror.model_source import ModelSource
-from tfmirror.models import keras_defaults
+from tfmirror.models import keras_defaults, variable_names, weight_files
 from tfmirror.models.variable_shapes import variable_shapes
-from tfmirror.parallel import optimizers
 from tfmirror.rundir import checkpoints, directory, reader
 from tfmirror.rundir.reader import RunRecord
 from tfmirror.rundir.state import START_OF_PASS, RunState
 
 # How paths of batch norm's variables end that it updates in training.
 MOVING_STATISTICS = ("/moving_mean", "/moving_variance")
-
-KERAS_CONFIG, KERAS_WEIGHTS = "config.json", "model.weights.h5"  # in a .keras file
-MAX_UNSAVED_VALUES = 1000  # such as the seeds of dropout layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,14 +190,23 @@ def _evaluated_names(
     that fit, so its raw weights are taken, with their own statistics.
     """
     saved, paths = state.variables, state.model.variables
-    name_functions = (optimizers.averaged_name, optimizers.earlier_averaged_name)
+    name_functions = (
+        variable_names.averaged_name,
+        variable_names.earlier_averaged_name,
+    )
     averages = {
         path: name
         for path in paths
         for name_of in name_functions
         if (name := name_of(path)) in saved
     }
-    statistics = [path for path in paths if path.endswith(MOVING_STATISTICS)]
+    # Those of frozen layers, of which nothing is averaged, belong to any weights.
+    changing = {path.rpartition("/")[0] for path in averages}
+    statistics = [
+        path
+        for path in paths
+        if path.endswith(MOVING_STATISTICS) and path.rpartition("/")[0] in changing
+    ]
     if any(path in averages for path in statistics):
         if state.position.point != START_OF_PASS:
             warn(
@@ -260,16 +261,12 @@ def _load_weights(
         model = models.build(
             own_model, shape, num_classes, precision=settings["precision"]
         )
-        model.load_weights(file)
-    except errors.InputError:
-        raise
-    # Keras, HDF5 and zipfile raise many kinds of errors for damaged files.
-    except Exception as error:
-        raise _damaged(file, str(error).strip().split("\n")[0]) from error
+        weight_files.load_weights(file, model)
+    except (KeyError, TypeError, weight_files.UnusableFileError) as error:
+        raise _damaged(file, str(error)) from error
     return model
 
 
-@keras_defaults.scope()
 def _load_keras(file: pathlib.Path, model: str) -> keras.Model:
     """Returns the Keras model in `file`; refuses a file that holds code (safe mode).
 
@@ -277,64 +274,14 @@ def _load_keras(file: pathlib.Path, model: str) -> keras.Model:
       model: the run's setting.
     """
     try:
-        size = files.check_size(file, files.memory_bytes())
-        with zipfile.ZipFile(file) as archive:
-            archives.check_stored(archive, size)
-            if broken := archive.testzip():
-                raise zipfile.BadZipFile(f"bad checksum of {broken}")
-            _check_variables(archive)
-        return keras.models.load_model(file, compile=False, safe_mode=True)
-    # Keras, HDF5 and zipfile raise many kinds of errors for damaged and hostile files.
-    except Exception as error:
-        why = str(error).strip().split("\n")[0].split(". ")[0]
+        return weight_files.load_model(file)
+    except weight_files.UnusableFileError as error:
         if model_source.is_own(model):
             raise errors.InputError(
-                f"{file} can't be read without the code of its model ({why}): give "
+                f"{file} can't be read without the code of its model ({error}): give "
                 f"--model={model}, whose code then runs"
             ) from error
-        raise _damaged(file, why) from error
-
-
-def _check_variables(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError if the model in a `.keras` file is larger than the file.
-
-    Keras gives memory to all variables that the model's description asks for, and to
-    all values that the file of weights announces, before it compares the two.
-    """
-    if archive.getinfo(KERAS_CONFIG).file_size > files.MAX_JSON_BYTES:
-        raise ValueError(f"{KERAS_CONFIG} in it is too large")
-    description = json.loads(archive.read(KERAS_CONFIG))
-    shapes = variable_shapes(
-        lambda: keras.saving.deserialize_keras_object(description, safe_mode=True)
-    )
-    num_values = sum(math.prod(shape) for shape in shapes)
-    with archive.open(KERAS_WEIGHTS) as file, h5py.File(file, "r") as weights:
-        num_stored = sum(_stored_values(weights))
-    if num_values > num_stored + MAX_UNSAVED_VALUES:
-        raise ValueError(
-            f"its model has {num_values:,} values, its weights are {num_stored:,}"
-        )
-
-
-def _stored_values(weights: h5py.File) -> list[int]:
-    """Returns how many values each array in an HDF5 file has.
-
-    Raises:
-      ValueError: the values of an array are packed, elsewhere, or not there at all.
-    """
-    counts = []
-
-    def note(name: str, item: h5py.Group | h5py.Dataset) -> None:
-        if not isinstance(item, h5py.Dataset):
-            return
-        if item.chunks or item.is_virtual or item.external:
-            raise ValueError(f"{name} is not stored plainly")
-        if item.nbytes != item.id.get_storage_size():
-            raise ValueError(f"{name} announces {item.nbytes:,} bytes, but has fewer")
-        counts.append(item.size)
-
-    weights.visititems(note)
-    return counts
+        raise _damaged(file, str(error)) from error
 
 
 def _damaged(file: pathlib.Path, why: str) -> errors.InputError:
