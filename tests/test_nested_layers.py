@@ -49,6 +49,19 @@ def test_all_layers_are_found_however_deep():
     }  # fmt: skip
 
 
+def test_layers_have_the_paths_of_what_holds_them():
+    model = build()
+    found = nested_layers.layers_by_path(model)
+    assert set(found) >= {
+        "inner", "inner/in_a_model", "block", "block/as_an_attribute",
+        "block/in_a_list", "block/in_a_dictionary",
+        f"{model.layers[-1].name}/in_a_wrapper",
+    }  # fmt: skip
+    assert found["inner/in_a_model"] is model.layers[0].layers[1]
+    by_id = {id(layer) for layer in nested_layers.all_layers(model)}
+    assert {id(layer) for layer in found.values()} == by_id and len(found) == len(by_id)
+
+
 def test_the_fused_kernel_computes_nested_layers():
     model = build()
     model.build((None, 4, 4, 3))
