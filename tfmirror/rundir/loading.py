@@ -267,11 +267,11 @@ def _load_weights(
     return model
 
 
-def _load_keras(file: pathlib.Path, model: str) -> keras.Model:
+def _load_keras(file: pathlib.Path, model: str = "") -> keras.Model:
     """Returns the Keras model in `file`; refuses a file that holds code (safe mode).
 
     Args:
-      model: the run's setting.
+      model: setting of the run; empty: a built-in one.
     """
     try:
         return weight_files.load_model(file)
