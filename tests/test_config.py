@@ -46,6 +46,8 @@ from tfmirror.training import schedules
         ({"lr_scaling": "log"}, "lr_scaling must be one of none, linear, sqrt"),
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\): got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\): got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be a finite number of at"),
         ({"ema_decay": -0.1}, "ema_decay must be"),
         (
             {"clip_norm": float("inf")},
@@ -275,7 +277,8 @@ def test_settings_say_whether_they_may_differ_on_resume():
     )
     assert sorted(names_with(config.TrainConfig, "override")) == sorted(
         "epochs learning_rate lr_scaling schedule warmup_epochs weight_decay clip_norm "
-        "augment gpus all_reduce pack_mb intra_op_threads inter_op_threads".split()
+        "label_smoothing augment gpus all_reduce pack_mb intra_op_threads "
+        "inter_op_threads".split()
     )
 
 

@@ -230,6 +230,15 @@ class TrainConfig:
         group="Training",
         zero_means="no averaging",
     )
+    label_smoothing: float = setting(
+        0.0,
+        "probability that is spread evenly over all classes in the training targets, "
+        "in [0, 1). train_loss is then the loss of these targets; eval_loss is always "
+        "the plain cross-entropy",
+        group="Training",
+        zero_means="no label smoothing",
+        on_resume="override",
+    )
     precision: str = setting(
         "float32",
         "data type that the model computes in; float16 uses a dynamic loss scale. "

@@ -22,7 +22,9 @@ Augment = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class MicrobatchSums(NamedTuple):
     """Sums over examples: those of two microbatches add up to those of their union."""
 
-    loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
+    # Scalar float32, nats: sum over examples of the cross-entropy, of smoothed labels
+    # if they are smoothed.
+    loss: tf.Tensor
     # Scalar float32, a whole number: one dtype, so that one reduction adds it all.
     num_correct: tf.Tensor
     gradients: list[tf.Tensor]  # of `loss`, ordered as model.trainable_variables
@@ -39,6 +41,7 @@ def microbatch_gradients(
     loss_scale: tf.Tensor | float = 1.0,
     *,
     augment: Augment | None = None,
+    label_smoothing: float = 0.0,
     scales_loss: bool = False,
 ) -> MicrobatchSums:
     """Returns the MicrobatchSums of a training step's forward and backward pass.
@@ -56,6 +59,7 @@ def microbatch_gradients(
       loss_scale: factor of the loss before gradients are taken, against underflow in
         float16. The gradients keep it, `loss` does not.
       augment: function that changes the images; None: they stay as they are.
+      label_smoothing: see `per_example_loss`.
       scales_loss: whether `loss_scale` can differ from 1.
     """
     averaged = model_state.rules_of(model).averaged
@@ -75,7 +79,7 @@ def microbatch_gradients(
             training=True,
             return_losses=True,
         )
-        loss = tf.reduce_sum(per_example_loss(labels, logits))
+        loss = tf.reduce_sum(per_example_loss(labels, logits, label_smoothing))
         objective = loss + images.shape[0] * added_loss(added)
         # Gradients of a sum grow with its number of examples. In float16 they would
         # overflow in large microbatches, so the backward pass sees about a mean.
@@ -111,16 +115,24 @@ def sums_structure(model: keras.Model) -> MicrobatchSums:
     return MicrobatchSums(0.0, 0.0, model.trainable_variables, averaged)
 
 
-def per_example_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def per_example_loss(
+    labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float = 0.0
+) -> tf.Tensor:
     """Returns the cross-entropy of each example, [b] float32 in nats.
 
     Args:
       labels: [b] int32 in [0, K).
       logits: [b, K] floating point.
+      label_smoothing: probability, in [0, 1), that is spread evenly over all K classes;
+        the label keeps the rest (Szegedy et al. 2016, Rethinking Inception, section 7).
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=tf.cast(logits, tf.float32)
-    )
+    logits = tf.cast(logits, tf.float32)
+    if not label_smoothing:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    num_classes = logits.shape[-1]
+    of_label = (1 - label_smoothing) * tf.one_hot(labels, num_classes)
+    targets = of_label + label_smoothing / num_classes
+    return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
 def count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

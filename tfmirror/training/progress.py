@@ -49,12 +49,17 @@ def describe_rate(settings: config.ResolvedConfig) -> str:
 
 
 def extra_lines(settings: config.ResolvedConfig) -> list[str]:
-    """Returns a line for augmentation, and one for a slow precision, if they apply."""
+    """Returns lines for augmentation, smoothed labels and a slow precision, if any."""
     lines = []
     if settings.augment:
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
         mirrored = "mirrored at random" if flips else "not mirrored"
         lines.append(f"augmented: random crops of the padded images, {mirrored}")
+    if settings.label_smoothing:
+        lines.append(
+            f"labels smoothed by {settings.label_smoothing:g}: the training loss is of "
+            "the smoothed labels, the evaluation's is the plain cross-entropy"
+        )
     if settings.precision == "bfloat16" and not hardware.cpu_has_any(
         hardware.BFLOAT16_FLAGS
     ):

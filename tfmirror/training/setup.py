@@ -99,6 +99,7 @@ class TrainingSetup:
             self.optimizer,
             plan,
             augment=make_augment(self.settings),
+            label_smoothing=self.settings.label_smoothing,
         )
         return find(images, labels)
 
@@ -198,7 +199,12 @@ def assemble(
         "max_concurrent": max_concurrent,
     }
     make_train_steps = functools.partial(
-        step.make_train_steps, strategy, model, optimizer, **of_training
+        step.make_train_steps,
+        strategy,
+        model,
+        optimizer,
+        label_smoothing=settings.label_smoothing,
+        **of_training,
     )
     make_statistics_steps = functools.partial(
         batch_statistics.make_statistics_steps,
