@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
 from helpers import (
     FakeThreads,
@@ -15,11 +18,34 @@ from helpers import (
     write_idx_folder,
 )
 
-from tfmirror import config, evaluate, hardware
-from tfmirror.rundir import checkpoints
+from tfmirror import config, evaluate, hardware, report
+from tfmirror.reporting import comparison, page
+from tfmirror.rundir import checkpoints, reader
+from tfmirror.rundir.state import RunProgress
 from tfmirror.training import run
 
 call = make_call(evaluate.main, evaluate.EvaluateConfig, evaluate.check)
+
+
+@pytest.fixture(scope="module")
+def of_12_classes(tmp_path_factory):
+    """(run directory, evaluation examples, their logits) of a run on two replicas."""
+    folder = tmp_path_factory.mktemp("of 12 classes")
+    train, held_out = (make_examples(n, seed=n, num_classes=12) for n in (40, 53))
+    settings = config.TrainConfig(
+        gpus=2,
+        dataset="own",
+        data_dir=write_idx_folder(folder / "data", train, held_out),
+        microbatches=4,
+        global_batch_size=16,
+        epochs=2,
+        learning_rate=0.02,
+        workdir=str(folder / "run"),
+    )
+    run.train(settings)
+    model = keras.models.load_model(folder / "run" / "model.keras")
+    logits = model.predict(held_out.images / np.float32(255), verbose=0)
+    return folder / "run", held_out, logits
 
 
 def last_record(folder):
@@ -38,6 +64,60 @@ def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_re
     if num_replicas <= 2:  # the microbatches are the same
         assert report["eval_loss"] == record["eval_loss"]
     assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
+
+
+@pytest.mark.training
+def test_the_top_5_accuracy_of_more_than_ten_classes_is_in_all_records(
+    of_12_classes, capsys
+):
+    folder, held_out, logits = of_12_classes
+    first = np.argsort(-logits, axis=1)[:, :5] == held_out.labels[:, np.newaxis]
+    expected = first.sum() / 53
+    assert first[:, 0].sum() / 53 < expected < 1
+    assert last_record(folder)["eval_top5_accuracy"] == expected
+    line = (folder / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line)["eval/top5_accuracy"] == expected
+    for gpus in (1, 2, 4):
+        code, out, _ = call(capsys, str(folder), f"--gpus={gpus}", "--json")
+        assert code == 0 and json.loads(out)["eval_top5_accuracy"] == expected
+    assert f" top-5 {expected:.4f}  " in call(capsys, str(folder))[1]
+    (row,) = comparison.compare([reader.read(folder)])
+    assert row.final_top5 == expected
+    assert f", top-5 {expected:.4f}" in report.describe(row)
+    assert f"<td>{expected:.4f}</td>" in page.make_page([row.run], b"")
+
+
+@pytest.mark.training
+def test_ten_classes_have_no_top_5_accuracy(finished_run, capsys):
+    assert "top" not in call(capsys, str(finished_run), "--json")[1]
+    assert "top" not in (finished_run / "summary.json").read_text()
+    assert "Top-5" not in page.make_page([reader.read(finished_run)], b"")
+    newest = max((finished_run / "checkpoints").glob("step-*"))
+    assert b"num_top5" not in newest.read_bytes()
+
+
+@pytest.mark.training
+def test_a_run_from_before_top_5_was_counted_is_resumed_and_reported(
+    of_12_classes, tmp_path
+):
+    folder, _, _ = of_12_classes
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    state = checkpoints.read(newest)
+    records = [dict(record) for record in state.position.records]
+    for record in records:
+        del record["eval_top5_accuracy"]
+    state = dataclasses.replace(state, position=RunProgress(tuple(records)))
+    newest.write_bytes(checkpoints.to_bytes(state))
+    settings = {k: v for k, v in state.settings.items() if k != "order_version"}
+    settings |= {"workdir": str(tmp_path / "run"), "epochs": 3, "resume": "auto"}
+    settings |= {"per_replica_batch_size": None, "resume_override": "epochs"}
+    run.train(config.TrainConfig(**settings))
+    read = reader.read(tmp_path / "run")
+    counted = ["eval_top5_accuracy" in record for record in read.records]
+    assert counted == [False, False, True]
+    assert math.isnan(read.values("eval_top5_accuracy")[0])
+    assert comparison.compare([read])[0].final_top5 > 0
 
 
 @pytest.mark.slow

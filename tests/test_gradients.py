@@ -43,3 +43,43 @@ def test_a_smoothed_loss_is_of_float32_logits_whatever_the_model_computes_in():
     np.testing.assert_allclose(
         half, gradients.per_example_loss(LABELS, logits, 0.1), rtol=1e-2
     )
+
+
+def top5_by_sorting(labels, logits):
+    """Returns how many labels are among the first five; ties: the lower class first."""
+    first = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    return (first == labels[:, np.newaxis]).sum()
+
+
+@pytest.mark.parametrize("num_values", [3, 8, 1000])  # few: many ties
+def test_top_5_counts_labels_among_the_five_largest_logits(num_values):
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, num_values, (500, 12)).astype(np.float32)
+    labels = rng.integers(0, 12, 500).astype(np.int32)
+    expected = top5_by_sorting(labels, logits)
+    assert gradients.count_top5(labels, logits) == expected
+    assert 0 < gradients.count_correct(labels, logits) < expected < 500
+    # Where all classes share a place, in_top_k counts every label.
+    theirs = tf.math.in_top_k(labels, logits, 5).numpy().sum()
+    assert theirs > expected if num_values == 3 else theirs >= expected
+
+
+@pytest.mark.parametrize(
+    ("logits", "counted"),
+    [
+        ([np.nan] * 11, []),
+        ([0.0] * 11, [0, 1, 2, 3, 4]),
+        ([-np.inf] * 11, [0, 1, 2, 3, 4]),
+        ([0.0, 1.0, np.nan, 2.0, 3.0, np.nan, *[-np.inf] * 5], [1, 3, 4]),
+        ([np.inf, *[-np.inf] * 9, np.inf], [0, 1, 2, 3, 10]),
+    ],
+)
+def test_top_5_counts_nothing_too_many_where_logits_are_equal_or_not_finite(
+    logits, counted
+):
+    found = [
+        label
+        for label in range(11)
+        if gradients.count_top5(np.array([label]), np.array([logits], np.float32))
+    ]
+    assert found == counted

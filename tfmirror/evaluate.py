@@ -10,7 +10,7 @@ import dataclasses
 import json
 import typing
 
-from tfmirror import command, errors
+from tfmirror import command, errors, metrics
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -108,22 +108,37 @@ def main(settings: EvaluateConfig) -> None:
     log(f"source: {dataset.source}")
     log(f"devices: {chosen.describe()}")
     reached = evaluation.evaluate(found, dataset, chosen, on.global_batch_size)
-    report = describe(reached)
-    log(
-        f"eval loss {report['eval_loss']:.4f} acc {report['eval_accuracy']:.4f}  "
-        f"{report['num_correct']:,} of {report['num_eval_examples']:,} correct  "
-        f"{report['eval_seconds']:.1f} s"
-    )
+    report = describe(reached, found.num_classes)
+    log(line_of(report))
     if settings.json:
         print(json.dumps(report))
 
 
-def describe(reached: "state.PassProgress") -> dict[str, float]:
-    """Returns the result of a pass over the evaluation examples, for JSON."""
+def line_of(report: dict[str, typing.Any]) -> str:
+    """Returns what `describe` gives, as a line for people."""
+    top5 = report.get("eval_top5_accuracy")
+    return (
+        f"eval loss {report['eval_loss']:.4f} acc {report['eval_accuracy']:.4f}"
+        f"{'' if top5 is None else f' top-5 {top5:.4f}'}  "
+        f"{report['num_correct']:,} of {report['num_eval_examples']:,} correct  "
+        f"{report['eval_seconds']:.1f} s"
+    )
+
+
+def describe(reached: "state.PassProgress", num_classes: int) -> dict[str, typing.Any]:
+    """Returns the result of a pass over the evaluation examples, for JSON.
+
+    Args:
+      num_classes: of the model; with more than ten there is a top-5 accuracy.
+    """
     totals = reached.totals
+    top5 = {}
+    if metrics.counts_top5(num_classes):
+        top5["eval_top5_accuracy"] = totals.top5_accuracy
     return {
         "eval_loss": totals.mean_loss,
         "eval_accuracy": totals.accuracy,
+        **top5,
         "num_correct": totals.num_correct,
         "num_eval_examples": totals.num_examples,
         "eval_seconds": reached.seconds,

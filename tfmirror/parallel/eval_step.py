@@ -49,11 +49,17 @@ def make_eval_steps(
             return compute_sums(sizes, values, state_values, images, labels, k)
 
         subtree_sums = reduction.sum_subtrees(plan, compute, images, labels)
-        return reduction.total(plan, subtree_sums, structure=(0.0, 0.0))
+        structure = gradients.inference_structure(model)
+        return reduction.total(plan, subtree_sums, structure)
 
     def eval_step(images, labels):
         total = strategy.run(replica_eval_total, args=(images, labels))
-        loss, num_correct = replicas.first(strategy, total)
-        return step_loop.StepResult(loss, num_correct, step_loop.is_finite(loss))
+        sums = replicas.first(strategy, total)
+        return step_loop.StepResult(
+            sums["loss"],
+            sums["num_correct"],
+            goes_on=step_loop.is_finite(sums["loss"]),
+            num_top5=sums.get("num_top5", 0),
+        )
 
     return step_loop.make_step_loop(eval_step, plan)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfmirror import metrics
 from tfmirror.data import pipeline
 from tfmirror.parallel import model_state
 
@@ -141,6 +142,30 @@ def count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(predictions == labels, tf.float32))
 
 
+def count_top5(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns how many examples have their label among the five largest logits.
+
+    A scalar float32, a whole number.
+
+    Of equal logits the one of the class with the lower number counts as larger, as in
+    `count_correct`. A logit that is not a number counts as larger than the label's, and
+    a label's that is not a number as smaller than all. (tf.math.in_top_k counts all
+    classes that share the fifth place.)
+
+    Args:
+      labels: [b] int32 in [0, K).
+      logits: [b, K] floating point.
+    """
+    of_label = tf.gather(logits, labels[:, tf.newaxis], batch_dims=1)  # [b, 1]
+    classes = tf.range(logits.shape[-1], dtype=labels.dtype)
+    # The label's own is one of these.
+    is_not_larger = (logits < of_label) | (
+        (logits == of_label) & (classes >= labels[:, tf.newaxis])
+    )
+    num_larger = tf.reduce_sum(tf.cast(~is_not_larger, tf.int32), axis=1)
+    return tf.reduce_sum(tf.cast(num_larger < 5, tf.float32))
+
+
 def inference_logits(
     model: keras.Model,
     weights: list[tf.Tensor],
@@ -167,8 +192,11 @@ def inference_sums(
     images: tf.Tensor,
     labels: tf.Tensor,
     microbatch_index: tf.Tensor | int = 0,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (loss sum in nats, number correct) of a microbatch in inference mode.
+) -> dict[str, tf.Tensor]:
+    """Returns the sums of a microbatch in inference mode, {name: scalar float32}.
+
+    "loss" is the sum of the cross-entropies in nats, "num_correct" a count. With more
+    than ten classes there is "num_top5" as well.
 
     Args:
       weights, state, images, labels: see `microbatch_gradients`.
@@ -177,8 +205,21 @@ def inference_sums(
     """
     del microbatch_index
     logits = inference_logits(model, weights, state, images)
-    loss = tf.reduce_sum(per_example_loss(labels, logits))
-    return loss, count_correct(labels, logits)
+    sums = {
+        "loss": tf.reduce_sum(per_example_loss(labels, logits)),
+        "num_correct": count_correct(labels, logits),
+    }
+    if metrics.counts_top5(logits.shape[-1]):
+        sums["num_top5"] = count_top5(labels, logits)
+    return sums
+
+
+def inference_structure(model: keras.Model) -> dict[str, float]:
+    """Returns values with the structure of the model's `inference_sums`."""
+    names = ["loss", "num_correct"]
+    if metrics.counts_top5(model.output_shape[-1]):
+        names.append("num_top5")
+    return dict.fromkeys(names, 0.0)
 
 
 def state_of_microbatch(

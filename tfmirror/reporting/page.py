@@ -30,8 +30,10 @@ def make_page(runs: Sequence[RunRecord], curves_png: bytes) -> str:
     environment.filters |= {"number": _number, "time": _time, "value": _value}
     source = importlib.resources.files(__package__) / TEMPLATE
     template = environment.from_string(source.read_text(encoding="utf-8"))
+    rows = comparison.compare(runs)
     return template.render(
-        rows=comparison.compare(runs),
+        rows=rows,
+        has_top5=any(row.final_top5 is not None for row in rows),
         starts=history.history(runs),
         differing=comparison.differing_settings(runs),
         picture=base64.b64encode(curves_png).decode("ascii"),

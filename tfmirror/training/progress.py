@@ -87,6 +87,7 @@ def epoch_record(
     trained: PassProgress,
     evaluated: PassProgress,
     learning_rate: float,
+    num_classes: int,
 ) -> dict[str, Any]:
     """Returns one entry of summary.json's "epochs".
 
@@ -94,13 +95,18 @@ def epoch_record(
       epoch: counted from 1.
       trained, evaluated: the progress at the ends of both passes.
       learning_rate: of the step that would follow the epoch.
+      num_classes: of the model.
     """
+    top5 = {}
+    if metrics.counts_top5(num_classes):
+        top5["eval_top5_accuracy"] = evaluated.totals.top5_accuracy
     return {
         "epoch": epoch,
         "train_loss": trained.totals.mean_loss,
         "train_accuracy": trained.totals.accuracy,
         "eval_loss": evaluated.totals.mean_loss,
         "eval_accuracy": evaluated.totals.accuracy,
+        **top5,
         "train_seconds": trained.seconds,
         "eval_seconds": evaluated.seconds,
         "images_per_second": trained.totals.num_examples / trained.seconds,
