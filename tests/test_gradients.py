@@ -45,6 +45,18 @@ def test_a_smoothed_loss_is_of_float32_logits_whatever_the_model_computes_in():
     )
 
 
+@pytest.mark.parametrize("num_examples", [0, 300])
+def test_confusions_are_counted_at_label_and_prediction(num_examples):
+    rng = np.random.default_rng(0)
+    logits = rng.integers(0, 8, (num_examples, 7)).astype(np.float32)
+    labels = rng.integers(0, 7, num_examples).astype(np.int32)
+    expected = np.zeros((7, 7))
+    np.add.at(expected, (labels, logits.argmax(axis=1)), 1)
+    found = gradients.count_confusions(labels, logits)
+    np.testing.assert_array_equal(found, expected)
+    assert np.trace(found) == gradients.count_correct(labels, logits)
+
+
 def top5_by_sorting(labels, logits):
     """Returns how many labels are among the first five; ties: the lower class first."""
     first = np.argsort(-logits, axis=1, kind="stable")[:, :5]

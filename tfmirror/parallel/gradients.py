@@ -142,6 +142,21 @@ def count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(predictions == labels, tf.float32))
 
 
+def count_confusions(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns how many examples of class i have their largest logit at class j.
+
+    [K, K] float32 at [i, j], whole numbers. A product of ones and zeros, since adding
+    to entries one by one has no fixed order on a GPU.
+    """
+    num_classes = logits.shape[-1]
+    predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    return tf.matmul(
+        tf.one_hot(labels, num_classes),
+        tf.one_hot(predictions, num_classes),
+        transpose_a=True,
+    )
+
+
 def count_top5(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns how many examples have their label among the five largest logits.
 
@@ -192,11 +207,13 @@ def inference_sums(
     images: tf.Tensor,
     labels: tf.Tensor,
     microbatch_index: tf.Tensor | int = 0,
+    *,
+    with_confusions: bool = False,
 ) -> dict[str, tf.Tensor]:
-    """Returns the sums of a microbatch in inference mode, {name: scalar float32}.
+    """Returns the sums of a microbatch in inference mode, {name: float32}.
 
     "loss" is the sum of the cross-entropies in nats, "num_correct" a count. With more
-    than ten classes there is "num_top5" as well.
+    than ten classes there is "num_top5" as well, and if asked for "confusions" [K, K].
 
     Args:
       weights, state, images, labels: see `microbatch_gradients`.
@@ -211,14 +228,20 @@ def inference_sums(
     }
     if metrics.counts_top5(logits.shape[-1]):
         sums["num_top5"] = count_top5(labels, logits)
+    if with_confusions:
+        sums["confusions"] = count_confusions(labels, logits)
     return sums
 
 
-def inference_structure(model: keras.Model) -> dict[str, float]:
+def inference_structure(
+    model: keras.Model, *, with_confusions: bool = False
+) -> dict[str, float]:
     """Returns values with the structure of the model's `inference_sums`."""
     names = ["loss", "num_correct"]
     if metrics.counts_top5(model.output_shape[-1]):
         names.append("num_top5")
+    if with_confusions:
+        names.append("confusions")
     return dict.fromkeys(names, 0.0)
 
 
