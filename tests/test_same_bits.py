@@ -51,6 +51,7 @@ def run(
     in_fixed_tree=True,
     max_concurrent=1,
     label_smoothing=0.0,
+    augment="crop",
 ):
     """Trains and evaluates; returns (digest of all variables, totals of both passes).
 
@@ -80,7 +81,7 @@ def run(
         strategy,
         model,
         optimizer,
-        augment=augmentation.make_augment(flips=True, seed=0),
+        augment=augmentation.make_augment(True, 0, augment),
         label_smoothing=label_smoothing,
         max_concurrent=max_concurrent,
     )
@@ -164,10 +165,11 @@ def test_five_microbatches_give_the_same_bits_on_any_replicas(shares):
 
 
 @pytest.mark.slow
-def test_smoothed_labels_give_the_same_bits_on_any_replicas():
-    one, two, four = (
-        run(shares, label_smoothing=0.1) for shares in [(4,), (2, 2), (1,) * 4]
-    )
+@pytest.mark.parametrize(
+    "changes", [{"label_smoothing": 0.1}, {"augment": "resized_crop"}]
+)
+def test_smoothed_labels_and_resized_crops_have_the_same_bits_on_any_replicas(changes):
+    one, two, four = (run(shares, **changes) for shares in [(4,), (2, 2), (1,) * 4])
     assert one == two == four
     plain = on_one_device(4)
     assert one[0] != plain[0] and one[1].loss_sum != plain[1].loss_sum

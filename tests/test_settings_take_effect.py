@@ -327,11 +327,15 @@ def test_weights_and_order_are_those_of_the_seed():
 
 
 @effect_of("augment", "seed")
-def test_a_step_takes_the_gradient_of_augmented_images():
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [("--augment", "crop"), ("--augment=resized_crop", "resized_crop")],
+)
+def test_a_step_takes_the_gradient_of_augmented_images(argument, kind):
     """Replica r draws from (seed, r) in the first step."""
-    before, built = take_steps(1, "--augment", "--seed=3")
+    before, built = take_steps(1, argument, "--seed=3")
     batch = first_batch(built)
-    augment = augmentation.make_augment(flips=False, seed=3)
+    augment = augmentation.make_augment(flips=False, seed=3, kind=kind)
     halves = [augment(batch.images[6 * r : 6 * r + 6], r).numpy() for r in (0, 1)]
     augmented = datasets.Examples(np.concatenate(halves), batch.labels)
     expected = descend(before, augmented, [RATE])

@@ -9,6 +9,7 @@ import dataclasses
 
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
+    AUGMENTATIONS,
     DATASETS_TO_FLIP,
     INITS,
     LR_SCALINGS,
@@ -260,11 +261,16 @@ class TrainConfig:
         choices=INITS,
         none_means=FROM_RECIPE,
     )
-    augment: bool = setting(
-        False,
-        "train on random crops of the padded images, and mirror them at random if the "
-        f"dataset is one of {', '.join(sorted(DATASETS_TO_FLIP))}",
+    augment: str = setting(
+        "none",
+        "how training images change at random. crop: shifted by up to an eighth of "
+        "their side; resized_crop: a part of 8% to 100% of the area, of a width to "
+        "height of 3/4 to 4/3, enlarged to the whole. Both also mirror them if the "
+        f"dataset is one of {', '.join(sorted(DATASETS_TO_FLIP))}; no other data are "
+        "mirrored. --augment alone means crop",
         group="Training",
+        choices=AUGMENTATIONS,
+        was_bool=("none", "crop"),
         on_resume="override",
     )
     seed: int = setting(

@@ -13,6 +13,8 @@ from typing import Any
 
 from tfmirror import errors, files, metrics
 from tfmirror.confusion import Confusion
+from tfmirror.settings import of_recorded
+from tfmirror.train_config import TrainConfig
 
 PER_CLASS = "per_class.json"  # written by evaluate, into a finished run
 
@@ -91,7 +93,7 @@ def read(
     summary = read_summary(folder, warn)
     return RunRecord(
         name=folder.resolve().name,
-        settings=settings,
+        settings=of_recorded(TrainConfig, settings),
         records=_read_records(folder / "metrics.jsonl"),
         summary=summary,
         starts=read_starts(folder, warn),

@@ -51,10 +51,14 @@ def describe_rate(settings: config.ResolvedConfig) -> str:
 def extra_lines(settings: config.ResolvedConfig) -> list[str]:
     """Returns lines for augmentation, smoothed labels and a slow precision, if any."""
     lines = []
-    if settings.augment:
+    if settings.augment != "none":
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
         mirrored = "mirrored at random" if flips else "not mirrored"
-        lines.append(f"augmented: random crops of the padded images, {mirrored}")
+        crops = {
+            "crop": "random crops of the padded images",
+            "resized_crop": "random parts of the images, enlarged to the whole",
+        }
+        lines.append(f"augmented: {crops[settings.augment]}, {mirrored}")
     if settings.label_smoothing:
         lines.append(
             f"labels smoothed by {settings.label_smoothing:g}: the training loss is of "

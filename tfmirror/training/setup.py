@@ -272,10 +272,10 @@ def plan(
 
 def make_augment(settings: config.ResolvedConfig) -> gradients.Augment | None:
     """Returns the function that changes training images; None: nothing does."""
-    if not settings.augment:
+    if settings.augment == "none":
         return None
     flips = settings.dataset in recipes.DATASETS_TO_FLIP
-    return augmentation.make_augment(flips, settings.seed)
+    return augmentation.make_augment(flips, settings.seed, settings.augment)
 
 
 def build(
