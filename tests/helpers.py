@@ -69,11 +69,11 @@ class FakeThreads:
             )
 
 
-def make_examples(num_examples, shape=(28, 28, 1), seed=0):
+def make_examples(num_examples, shape=(28, 28, 1), seed=0, num_classes=NUM_CLASSES):
     """Returns Examples of which no two are equal."""
     rng = np.random.default_rng(seed)
     images = rng.integers(0, 256, (num_examples, *shape)).astype(np.uint8)
-    labels = rng.integers(0, NUM_CLASSES, num_examples).astype(np.int32)
+    labels = rng.integers(0, num_classes, num_examples).astype(np.int32)
     return datasets.Examples(images, labels)
 
 
@@ -84,7 +84,7 @@ def build_cnn(strategy, seed=0):
         return models.build("cnn", (28, 28, 1), NUM_CLASSES)
 
 
-def build_linear(strategy, seed=0, shape=(4, 4, 1)):
+def build_linear(strategy, seed=0, shape=(4, 4, 1), num_classes=NUM_CLASSES):
     """Returns softmax regression without bias, whose gradient NumPy can tell."""
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -92,7 +92,7 @@ def build_linear(strategy, seed=0, shape=(4, 4, 1)):
             [
                 keras.Input(shape),
                 keras.layers.Flatten(),
-                keras.layers.Dense(NUM_CLASSES, use_bias=False),
+                keras.layers.Dense(num_classes, use_bias=False),
             ]
         )
 

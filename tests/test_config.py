@@ -49,6 +49,8 @@ from tfmirror.training import schedules
         ({"lr_scaling": "log"}, "lr_scaling must be one of none, linear, sqrt"),
         ({"precision": "int8"}, "precision must be one of float32, bfloat16, float16"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\): got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\): got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be a finite number of at"),
         ({"ema_decay": -0.1}, "ema_decay must be"),
         (
             {"clip_norm": float("inf")},
@@ -84,7 +86,9 @@ from tfmirror.training import schedules
         ({"gpus": "2"}, "gpus must be a whole number: got '2'"),
         ({"gpus": True}, "gpus must be a whole number: got True"),
         ({"learning_rate": "0.1"}, "learning_rate must be a number: got '0.1'"),
-        ({"augment": 1}, "augment must be a bool: got 1"),
+        ({"deterministic": 1}, "deterministic must be a bool: got 1"),
+        ({"augment": True}, "must be one of none, crop, resized_crop: got True"),
+        ({"augment": "flip"}, "must be one of none, crop, resized_crop: got 'flip'"),
         ({"workdir": pathlib.Path("x")}, "workdir must be a text: got .*Path"),
         ({"workdir": "\udcff"}, "workdir must be a path in UTF-8: got '.udcff'"),
         ({"learning_rate": 1e-320}, "must be 0 or a number of at least 1.17549e-38"),
@@ -278,7 +282,8 @@ def test_settings_say_whether_they_may_differ_on_resume():
     )
     assert sorted(names_with(config.TrainConfig, "override")) == sorted(
         "epochs learning_rate lr_scaling schedule warmup_epochs weight_decay clip_norm "
-        "augment gpus all_reduce pack_mb intra_op_threads inter_op_threads".split()
+        "label_smoothing augment gpus all_reduce pack_mb intra_op_threads "
+        "inter_op_threads".split()
     )
 
 

@@ -16,6 +16,7 @@ RECORD = {
     "epoch": 3, "train_loss": 0.5, "train_accuracy": 0.75, "eval_loss": 0.25,
     "eval_accuracy": 0.875, "train_seconds": 2.0, "eval_seconds": 1.0,
     "images_per_second": 1000.0, "learning_rate": 0.125, "skipped_steps": 2,
+    "eval_top5_accuracy": 0.9375,
 }  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def test_epochs_go_to_metrics_jsonl_and_to_tensorboard(tmp_path):
         "step": 12, "epoch": 3, "train/loss": 0.5, "train/accuracy": 0.75,
         "eval/loss": 0.25, "eval/accuracy": 0.875, "train/images_per_second": 1000.0,
         "train/seconds": 2.0, "eval/seconds": 1.0, "train/learning_rate": 0.125,
-        "train/skipped_steps": 2,
+        "train/skipped_steps": 2, "eval/top5_accuracy": 0.9375,
     }  # fmt: skip
     assert lines[1]["step"] == 24 and lines[1]["eval/loss"] == 0.125
     (events,) = (tmp_path / "tensorboard").iterdir()
@@ -222,7 +223,8 @@ def test_epochs_go_to_metrics_jsonl_and_to_tensorboard(tmp_path):
     assert scalars[12, "eval/loss"] == 0.25 and scalars[24, "eval/loss"] == 0.125
     assert scalars[12, "train/learning_rate"] == 0.125
     assert scalars[24, "train/skipped_steps"] == 2
-    assert len(scalars) == 2 * 9
+    assert scalars[24, "eval/top5_accuracy"] == 0.9375
+    assert len(scalars) == 2 * 10
 
 
 def test_a_record_of_an_earlier_version_is_written_without_the_keys_it_lacks(tmp_path):

@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
 from helpers import (
     FakeThreads,
@@ -15,11 +18,35 @@ from helpers import (
     write_idx_folder,
 )
 
-from tfmirror import config, evaluate, hardware
-from tfmirror.rundir import checkpoints
+from tfmirror import config, evaluate, hardware, report
+from tfmirror.data import datasets
+from tfmirror.reporting import comparison, page
+from tfmirror.rundir import checkpoints, reader
+from tfmirror.rundir.state import RunProgress
 from tfmirror.training import run
 
 call = make_call(evaluate.main, evaluate.EvaluateConfig, evaluate.check)
+
+
+@pytest.fixture(scope="module")
+def of_12_classes(tmp_path_factory):
+    """(run directory, evaluation examples, their logits) of a run on two replicas."""
+    folder = tmp_path_factory.mktemp("of 12 classes")
+    train, held_out = (make_examples(n, seed=n, num_classes=12) for n in (40, 53))
+    settings = config.TrainConfig(
+        gpus=2,
+        dataset="own",
+        data_dir=write_idx_folder(folder / "data", train, held_out),
+        microbatches=4,
+        global_batch_size=16,
+        epochs=2,
+        learning_rate=0.02,
+        workdir=str(folder / "run"),
+    )
+    run.train(settings)
+    model = keras.models.load_model(folder / "run" / "model.keras")
+    logits = model.predict(held_out.images / np.float32(255), verbose=0)
+    return folder / "run", held_out, logits
 
 
 def last_record(folder):
@@ -38,6 +65,142 @@ def test_it_is_the_accuracy_of_the_last_epochs_line(finished_run, capsys, num_re
     if num_replicas <= 2:  # the microbatches are the same
         assert report["eval_loss"] == record["eval_loss"]
     assert report["eval_loss"] == pytest.approx(record["eval_loss"], rel=1e-6)
+
+
+@pytest.mark.training
+def test_the_top_5_accuracy_of_more_than_ten_classes_is_in_all_records(
+    of_12_classes, capsys
+):
+    folder, held_out, logits = of_12_classes
+    first = np.argsort(-logits, axis=1)[:, :5] == held_out.labels[:, np.newaxis]
+    expected = first.sum() / 53
+    assert first[:, 0].sum() / 53 < expected < 1
+    assert last_record(folder)["eval_top5_accuracy"] == expected
+    line = (folder / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line)["eval/top5_accuracy"] == expected
+    for gpus in (1, 2, 4):
+        code, out, _ = call(capsys, str(folder), f"--gpus={gpus}", "--json")
+        assert code == 0 and json.loads(out)["eval_top5_accuracy"] == expected
+    assert f" top-5 {expected:.4f}  " in call(capsys, str(folder))[1]
+    (row,) = comparison.compare([reader.read(folder)])
+    assert row.final_top5 == expected
+    assert f", top-5 {expected:.4f}" in report.describe(row)
+    assert f"<td>{expected:.4f}</td>" in page.make_page([row.run], b"")
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_each_example_is_in_the_confusion_matrix_once_whatever_the_replicas(
+    of_12_classes, tmp_path, capsys, gpus
+):
+    folder, held_out, logits = of_12_classes
+    folder = shutil.copytree(folder, tmp_path / "run")
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+    picture = tmp_path / "confusion.png"
+    argv = [folder, f"--gpus={gpus}", "--per_class", f"--plot_file={picture}", "--json"]
+    code, out, _ = call(capsys, *argv)
+    expected = np.zeros((12, 12), int)
+    np.add.at(expected, (held_out.labels, logits.argmax(axis=1)), 1)
+    found = json.loads(out)
+    assert code == 0 and found["confusion_matrix"] == expected.tolist()
+    assert found["num_correct"] == np.trace(expected) > 0
+    for k, one in enumerate(found["classes"]):
+        assert one["num_examples"] == (held_out.labels == k).sum()
+        assert one["num_correct"] == expected[k, k]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    run_record = reader.read(folder, pytest.fail)
+    assert run_record.confusion.counts.tolist() == expected.tolist()
+    html = page.make_page([run_record], b"")
+    assert "<h2>Classes</h2>" in html and html.count("data:image/png") == 2
+    written = [p for p in folder.rglob("*") if p.is_file() and p not in before]
+    assert [p.name for p in written] == ["per_class.json"]
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+@pytest.mark.training
+def test_classes_are_named_and_kept_only_of_the_runs_own_data(
+    finished_run, tmp_path, capsys, monkeypatch
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    load = datasets.load
+
+    def load_named(*args, **kwargs):
+        names = ("zero", "<one>")
+        return dataclasses.replace(load(*args, **kwargs), class_names=names)
+
+    monkeypatch.setattr(datasets, "load", load_named)
+    for argv in (
+        [folder / "checkpoints" / "best.npz"],
+        [folder, "--dataset=synthetic"],
+        [folder, "--limit_eval_examples=20"],
+    ):
+        code, out, _ = call(capsys, *argv, "--per_class")
+        assert code == 0 and "\n1 <one> " in out and "wrote" not in out
+        assert not (folder / "per_class.json").exists()
+    code, out, _ = call(capsys, folder, "--per_class")
+    assert code == 0 and out.endswith(f"wrote {folder / 'per_class.json'}\n")
+    assert "1 &lt;one&gt;" in page.make_page([reader.read(folder)], b"")
+
+
+@pytest.mark.training
+def test_classes_of_other_weights_or_damaged_are_left_out_of_a_report(
+    finished_run, tmp_path, capsys
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    assert call(capsys, folder, "--per_class")[0] == 0
+    path, said = folder / "per_class.json", []
+    content = json.loads(path.read_text())
+    for text, says in (
+        (json.dumps(content | {"weights_sha256": "ab"}), "is of other weights than"),
+        (json.dumps(content | {"confusion_matrix": 1}), "is damaged (its confusion"),
+        ("{", "is damaged"),
+    ):
+        path.write_text(text)
+        assert reader.read(folder, said.append).confusion is None
+        assert len(said) == 1 and says in said.pop()
+
+
+@pytest.mark.training
+def test_a_run_that_cannot_be_written_to_is_still_evaluated(
+    finished_run, tmp_path, capsys
+):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    (folder / "per_class.json").mkdir()
+    code, out, _ = call(capsys, folder, "--per_class")
+    assert code == 0 and "per_class.json can't be written" in out
+
+
+@pytest.mark.training
+def test_ten_classes_have_no_top_5_accuracy(finished_run, capsys):
+    assert "top" not in call(capsys, str(finished_run), "--json")[1]
+    assert "top" not in (finished_run / "summary.json").read_text()
+    assert "Top-5" not in page.make_page([reader.read(finished_run)], b"")
+    newest = max((finished_run / "checkpoints").glob("step-*"))
+    assert b"num_top5" not in newest.read_bytes()
+
+
+@pytest.mark.training
+def test_a_run_from_before_top_5_was_counted_is_resumed_and_reported(
+    of_12_classes, tmp_path
+):
+    folder, _, _ = of_12_classes
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    state = checkpoints.read(newest)
+    records = [dict(record) for record in state.position.records]
+    for record in records:
+        del record["eval_top5_accuracy"]
+    state = dataclasses.replace(state, position=RunProgress(tuple(records)))
+    newest.write_bytes(checkpoints.to_bytes(state))
+    settings = {k: v for k, v in state.settings.items() if k != "order_version"}
+    settings |= {"workdir": str(tmp_path / "run"), "epochs": 3, "resume": "auto"}
+    settings |= {"per_replica_batch_size": None, "resume_override": "epochs"}
+    run.train(config.TrainConfig(**settings))
+    read = reader.read(tmp_path / "run")
+    counted = ["eval_top5_accuracy" in record for record in read.records]
+    assert counted == [False, False, True]
+    assert math.isnan(read.values("eval_top5_accuracy")[0])
+    assert comparison.compare([read])[0].final_top5 > 0
 
 
 @pytest.mark.slow
@@ -143,6 +306,12 @@ def test_other_data_are_taken_whole(finished_run, capsys):
         (["{run}", "--global_batch_size=0"], "global_batch_size must be at least 1"),
         (["{run}", "--limit_eval_examples=-1"], "at least 0"),
         (["{run}/plots"], "holds no config.json"),
+        (["{run}", "--plot_file=a.png"], "plot_file needs per_class: got plot_file='a"),
+        (["{run}", "--per_class", "--plot_file=a.jpg"], "must be a name in .png: got"),
+        (
+            ["{run}", "--per_class", "--plot_file=no/a.png"],
+            "file in an existing folder",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(finished_run, capsys, argv, says):

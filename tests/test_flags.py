@@ -76,6 +76,26 @@ def test_values_have_the_type_of_their_setting():
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "none"),
+        (["--augment=resized_crop"], "resized_crop"),
+        (["--augment", "--gpus=2"], "crop"),
+        (["--augment=true"], "crop"),
+        (["--noaugment"], "none"),
+        (["--augment=false"], "none"),
+        (["--preset=accurate"], "crop"),
+        (["--preset=accurate", "--noaugment"], "none"),
+    ],
+)
+def test_a_text_that_was_a_bool_may_be_given_as_one(arguments, expected):
+    presets = recipes.PRESETS
+    settings = flags.parse(arguments, config.TrainConfig, presets=presets)
+    assert settings.augment == expected
+    config.check(settings)
+
+
+@pytest.mark.parametrize(
     ("argument", "says"),
     [
         ("--gpu=2", "Unknown command line flag 'gpu'. Did you mean: gpus"),

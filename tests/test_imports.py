@@ -18,6 +18,7 @@ ORDER = (
     "tfmirror.tables",
     "tfmirror.hardware",
     "tfmirror.metrics",
+    "tfmirror.confusion",
     "tfmirror.process_environment",
     "tfmirror.recipes",
     "tfmirror.model_source",

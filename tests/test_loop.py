@@ -30,10 +30,11 @@ class Counter:
             totals.num_correct + 2 * taken,
             totals.num_steps + taken,
             totals.num_skipped + taken // 2,
+            totals.num_top5 + 3 * taken,
         )
 
 
-ZERO = step_loop.StepTotals(0.0, 0, 0, 0)
+ZERO = step_loop.StepTotals(0.0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_pass_takes_every_step_of_every_segment_and_adds_up():
     )
     assert full.calls == [3, 3, 1] and last.calls == [1]
     assert reached.num_steps == 8
-    assert reached.totals == metrics.Totals(4.0, 16, 7 * 16 + 5)
+    assert reached.totals == metrics.Totals(4.0, 16, 7 * 16 + 5, 3 * 8)
     assert reached.seconds == pytest.approx(0.8)
     assert reached.num_skipped == 1 + 1 + 0 + 0  # as Counter says of its calls
     assert [n for n, _ in seen] == [48, 96, 112, 117]
@@ -85,12 +86,15 @@ def test_a_pass_goes_on_where_it_stood():
     whole = loop.run_pass(both, ZERO, clock=lambda: full.now + last.now)
     for num_steps in range(10):
         num_examples = min(num_steps, 7) * 16 + max(num_steps - 7, 0) * 5
-        totals = metrics.Totals(0.5 * num_steps, 2 * num_steps, num_examples)
+        sums = 0.5 * num_steps, 2 * num_steps, num_examples, 3 * num_steps
+        totals = metrics.Totals(*sums)
         start = PassProgress(num_steps, totals, seconds=0.1 * num_steps)
         full.calls, last.calls, full.now, last.now = [], [], 100.0, 0.0
         reached = loop.run_pass(
             both,
-            step_loop.StepTotals(0.5 * num_steps, 2 * num_steps, num_steps, 0),
+            step_loop.StepTotals(
+                0.5 * num_steps, 2 * num_steps, num_steps, 0, 3 * num_steps
+            ),
             start=start,
             clock=lambda: full.now + last.now,
         )
@@ -142,7 +146,7 @@ def test_a_call_that_was_stopped_counts_the_steps_that_it_took():
             on_call=end,
             is_asked_to_stop=lambda: True,
         )
-    assert seen == [(5, metrics.Totals(2.5, 10, 10))]
+    assert seen == [(5, metrics.Totals(2.5, 10, 10, 15))]
 
 
 def test_a_step_that_is_not_taken_is_no_answer_to_a_request_to_stop():

@@ -1,5 +1,6 @@
 """Totals and digests."""
 
+import dataclasses
 import hashlib
 
 import keras
@@ -11,6 +12,11 @@ from tfmirror import metrics
 def test_totals_divide_once():
     totals = metrics.Totals(loss_sum=30.0, num_correct=3, num_examples=12)
     assert (totals.mean_loss, totals.accuracy) == (2.5, 0.25)
+    assert dataclasses.replace(totals, num_top5=9).top5_accuracy == 0.75
+
+
+def test_the_five_likeliest_are_counted_with_more_than_ten_classes():
+    assert [k for k in (2, 10, 11, 1000) if metrics.counts_top5(k)] == [11, 1000]
 
 
 def test_weights_sha256_is_over_the_bytes_in_order():

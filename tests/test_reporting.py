@@ -100,6 +100,14 @@ def test_only_settings_that_differ_are_listed(tmp_path):
     assert differing == {"gpus": [1, 2, 2], "extra": [1, 1, None]}
 
 
+def test_settings_that_earlier_versions_wrote_differently_do_not_differ(tmp_path):
+    values = {"old": True, "new": "crop", "none": False}
+    paths = [write_run(tmp_path / n, augment=value) for n, value in values.items()]
+    given = [reader.read(path) for path in paths]
+    assert comparison.differing_settings(given[:2]) == {}
+    assert comparison.differing_settings(given) == {"augment": ["crop", "crop", "none"]}
+
+
 HOSTILE = """<img src=x onerror=alert(1)> "quoted" & 'such' $x_1$"""
 
 

@@ -28,7 +28,7 @@ SETTINGS = config.TrainConfig(
     schedule="cosine",
     warmup_epochs=0.5,
     ema_decay=0.9,
-    augment=True,
+    augment="crop",
     steps_per_loop=1,
 )
 STEPS_PER_EPOCH = 4
@@ -413,6 +413,20 @@ def test_a_run_from_before_a_setting_was_there_had_its_default():
     now = dataclasses.replace(resolved, pack_mb=2.0)
     with pytest.raises(errors.InputError, match="other settings: pack_mb 0.0, now 2.0"):
         resume.check_settings(earlier, now)
+
+
+@pytest.mark.parametrize(("was", "now"), [(False, "none"), (True, "crop")])
+def test_a_recorded_augment_of_earlier_versions_means_what_it_meant(was, now):
+    resolved = dataclasses.replace(config.resolve(SETTINGS, 2), augment=now)
+    earlier = states.settings_to_record(resolved) | {"augment": was}
+    resume.check_settings(earlier, resolved)
+    other = dataclasses.replace(resolved, augment="resized_crop")
+    says = f"augment '{now}', now 'resized_crop'; give .*resume_override=augment"
+    with pytest.raises(errors.InputError, match=says):
+        resume.check_settings(earlier, other)
+    resume.check_settings(
+        earlier, dataclasses.replace(other, resume_override=("augment",))
+    )
 
 
 @pytest.mark.parametrize("version", [None, 1, 99])

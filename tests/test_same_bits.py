@@ -44,7 +44,15 @@ def build_small_net(strategy, policy):
         keras.config.set_dtype_policy("float32")
 
 
-def run(shares, *, policy="float32", in_fixed_tree=True, max_concurrent=1):
+def run(
+    shares,
+    *,
+    policy="float32",
+    in_fixed_tree=True,
+    max_concurrent=1,
+    label_smoothing=0.0,
+    augment="crop",
+):
     """Trains and evaluates; returns (digest of all variables, totals of both passes).
 
     75 examples in batches of 32: the last batch has 11. Evaluation has 41 + 32.
@@ -73,7 +81,8 @@ def run(shares, *, policy="float32", in_fixed_tree=True, max_concurrent=1):
         strategy,
         model,
         optimizer,
-        augment=augmentation.make_augment(flips=True, seed=0),
+        augment=augmentation.make_augment(True, 0, augment),
+        label_smoothing=label_smoothing,
         max_concurrent=max_concurrent,
     )
     make_eval = functools.partial(
@@ -153,6 +162,17 @@ def test_one_core_gives_the_same_bits_as_two(tmp_path):
 @pytest.mark.parametrize("shares", [(3, 2), (1, 4), (1,) * 5])
 def test_five_microbatches_give_the_same_bits_on_any_replicas(shares):
     assert run(shares) == on_one_device(5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"label_smoothing": 0.1}, {"augment": "resized_crop"}]
+)
+def test_smoothed_labels_and_resized_crops_have_the_same_bits_on_any_replicas(changes):
+    one, two, four = (run(shares, **changes) for shares in [(4,), (2, 2), (1,) * 4])
+    assert one == two == four
+    plain = on_one_device(4)
+    assert one[0] != plain[0] and one[1].loss_sum != plain[1].loss_sum
 
 
 @pytest.mark.slow

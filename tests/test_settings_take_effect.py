@@ -327,11 +327,15 @@ def test_weights_and_order_are_those_of_the_seed():
 
 
 @effect_of("augment", "seed")
-def test_a_step_takes_the_gradient_of_augmented_images():
+@pytest.mark.parametrize(
+    ("argument", "kind"),
+    [("--augment", "crop"), ("--augment=resized_crop", "resized_crop")],
+)
+def test_a_step_takes_the_gradient_of_augmented_images(argument, kind):
     """Replica r draws from (seed, r) in the first step."""
-    before, built = take_steps(1, "--augment", "--seed=3")
+    before, built = take_steps(1, argument, "--seed=3")
     batch = first_batch(built)
-    augment = augmentation.make_augment(flips=False, seed=3)
+    augment = augmentation.make_augment(flips=False, seed=3, kind=kind)
     halves = [augment(batch.images[6 * r : 6 * r + 6], r).numpy() for r in (0, 1)]
     augmented = datasets.Examples(np.concatenate(halves), batch.labels)
     expected = descend(before, augmented, [RATE])
@@ -393,6 +397,46 @@ def test_a_frozen_layer_keeps_its_bits_and_the_others_learn():
     assert np.abs(kernel - before["logits"][0]).max() > 1e-3
     # Momentum is kept for the kernel and the bias of the logits alone.
     assert len([name for name in built.variables if "momentum" in name]) == 2
+
+
+@effect_of("label_smoothing")
+def test_smoothing_mixes_the_loss_of_all_classes_into_the_loss_of_training():
+    """And into its gradient, p - targets; the evaluation has the plain loss."""
+    built = build("--label_smoothing=0.1")
+    batch, before = first_batch(built), kernel_of(built)
+    pixels = batch.images.reshape(NUM_EXAMPLES, -1) / 255
+    logits = pixels @ before
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    targets = 0.9 * np.eye(NUM_CLASSES)[batch.labels] + 0.1 / NUM_CLASSES
+    totals = step_loop.zero_totals()
+    for segment in built.eval_segments:
+        totals = segment.run(segment.num_steps, totals)
+    plain, _, _ = linear_reference(before, built.dataset.eval)
+    np.testing.assert_allclose(totals.loss_sum, plain, rtol=1e-5)
+    totals = built.train_segments[0].run(1, step_loop.zero_totals())
+    np.testing.assert_allclose(totals.loss_sum, -(targets * log_p).sum(), rtol=1e-5)
+    expected = before - RATE * pixels.T @ (np.exp(log_p) - targets) / NUM_EXAMPLES
+    assert np.abs(expected - descend(before, batch, [RATE])).max() > 1e-3
+    np.testing.assert_allclose(kernel_of(built), expected, rtol=1e-4, atol=1e-6)
+
+
+@effect_of("label_smoothing")
+def test_a_loss_that_only_smoothing_makes_infinite_is_found(tmp_path):
+    """Class 0 is the label of no example, and as good as impossible everywhere."""
+    examples = make_examples(80)
+    examples = datasets.Examples(examples.images, np.maximum(examples.labels, 1))
+    folder = write_idx_folder(tmp_path / "own", examples, examples)
+    own = ("--dataset=own", f"--data_dir={folder}", "--limit_train_examples=80")
+    built = build(*own, "--global_batch_size=80", "--label_smoothing=0.9")
+    most = (examples.images / 255.0).sum(axis=(1, 2, 3)).max()
+    kernel = np.zeros((784, NUM_CLASSES))
+    kernel[:, 0] = -3e38 / most
+    built.model.get_layer("logits").kernel.assign(kernel)
+    assert np.isfinite(linear_reference(kernel, examples)[0])
+    totals = built.train_segments[0].run(1, step_loop.zero_totals())
+    assert int(totals.num_steps) == 0
+    found = built.find_non_finite(0, 0)
+    assert [finding.is_loss_finite for finding in found] == [False, False]
 
 
 def moving_variance(parts):

@@ -228,6 +228,30 @@ def test_evaluation_counts_every_example_exactly_once(num_replicas):
         np.testing.assert_allclose(totals.loss_sum, loss_sum, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("shares", "in_fixed_tree"),
+    [((4,), True), ((2, 2), True), ((1, 0, 3), True), ((1, 1), False)],
+)
+def test_evaluation_counts_the_five_likeliest_of_more_than_ten_classes(
+    shares, in_fixed_tree
+):
+    """NumPy counts the same over 43 examples, on any replicas."""
+    strategy = make_strategy(len(shares))
+    model = build_linear(strategy, num_classes=12)
+    examples = make_examples(43, shape=(4, 4, 1), num_classes=12)
+    logits = examples.images.reshape(43, -1) / 255.0 @ model.get_weights()[0]
+    first = np.argsort(-logits, axis=1)[:, :5] == examples.labels[:, np.newaxis]
+    passes = segments.make_segments(
+        strategy,
+        examples,
+        microbatches.plan_epoch(43, 8, shares, in_fixed_tree=in_fixed_tree),
+        lambda plan: eval_step.make_eval_steps(strategy, model, plan),
+    )
+    totals = loop.run_pass(passes, step_loop.zero_totals()).totals
+    assert (totals.num_correct, totals.num_top5) == (first[:, 0].sum(), first.sum())
+    assert 0 < totals.num_correct < totals.num_top5 < totals.num_examples == 43
+
+
 def test_steps_are_traced_once_for_any_number_of_steps_and_zero_steps_do_nothing():
     strategy = make_strategy(2)
     model = build_linear(strategy)

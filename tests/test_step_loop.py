@@ -68,7 +68,8 @@ def test_a_request_to_stop_ends_the_call_after_the_current_step(gate, call, num_
     steps.ask_to_stop()  # while the last step runs
     gate.open.release()
     totals = finish()
-    assert [int(value) for value in totals] == [num_steps, 2 * num_steps, num_steps, 0]
+    expected = [num_steps, 2 * num_steps, num_steps, 0, 0]
+    assert [int(value) for value in totals] == expected
     assert steps.num_finished() == num_steps
     assert not gate.begun.acquire(blocking=False)  # no other step has begun
 

@@ -21,6 +21,11 @@ def test_epoch_line():
     )
 
 
+def test_the_line_of_an_epoch_has_the_top_5_accuracy_where_there_is_one():
+    line = terminal.epoch_line(RECORD | {"eval_top5_accuracy": 0.98765}, num_epochs=10)
+    assert " eval loss 0.2500 acc 0.8751 top-5 0.9877  2.0 s" in line
+
+
 def test_progress_numbers():
     totals = metrics.Totals(loss_sum=50.0, num_correct=90, num_examples=100)
     assert terminal.progress_numbers(totals, seconds=0.01) == (

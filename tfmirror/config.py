@@ -156,7 +156,7 @@ def _check_optimizer(settings: TrainConfig) -> None:
     rate = settings.learning_rate
     is_met = rate is None or (math.isfinite(rate) and rate > 0)
     errors.require(is_met, "learning_rate", rate, "a finite number above 0")
-    for name in ("momentum", "ema_decay"):
+    for name in ("momentum", "ema_decay", "label_smoothing"):
         value = getattr(settings, name)
         errors.require(0 <= value <= LARGEST_BELOW_1, name, value, "in [0, 1)")
     if settings.momentum and settings.optimizer != "sgd":

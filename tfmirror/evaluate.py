@@ -2,20 +2,23 @@
 
 python -m tfmirror.evaluate runs/first
 python -m tfmirror.evaluate runs/first/checkpoints/best.npz --gpus=4
+python -m tfmirror.evaluate runs/first --per_class --plot_file=confusion.png
 
 Data and settings are those of the run; flags override them.
 """
 
 import dataclasses
 import json
+import pathlib
 import typing
 
-from tfmirror import command, errors, model_source
+from tfmirror import command, errors, files, metrics, model_source
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
 if typing.TYPE_CHECKING:
-    from tfmirror.rundir import state
+    from tfmirror import confusion
+    from tfmirror.rundir import loading, state
 
 FROM_RUN = "from the run"
 
@@ -47,6 +50,19 @@ class EvaluateConfig:
         help="examples per step over all replicas",
         none_means=FROM_RUN,
     )
+    per_class: bool = setting(
+        False,
+        "show for each class how many of its examples are right (accuracy, or recall), "
+        "how many of those taken for it are right (precision), and which class is "
+        "taken for which. Of a finished run and its own data they are also written to "
+        "per_class.json in its directory, for report",
+        group="Output",
+    )
+    plot_file: str = setting(
+        "",
+        "PNG file to draw the confusion matrix in; needs per_class; empty: none",
+        group="Output",
+    )
     json: bool = setting(False, "print one JSON object instead of text", group="Output")
 
     @property
@@ -60,6 +76,13 @@ def check(settings: EvaluateConfig) -> None:
     got = settings.arguments
     errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
     check_fields(settings)
+    if name := settings.plot_file:
+        errors.require(name.endswith(".png"), "plot_file", name, "a name in .png")
+        errors.check_new_file("plot_file", name)
+        if not settings.per_class:
+            raise errors.InputError(
+                f"plot_file needs per_class: got plot_file={name!r}; add --per_class"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,23 +138,103 @@ def main(settings: EvaluateConfig) -> None:
     log(f"data: {dataset.name}, {len(dataset.eval):,} evaluation examples")
     log(f"source: {dataset.source}")
     log(f"devices: {chosen.describe()}")
-    reached = evaluation.evaluate(found, dataset, chosen, on.global_batch_size)
-    report = describe(reached)
-    log(
-        f"eval loss {report['eval_loss']:.4f} acc {report['eval_accuracy']:.4f}  "
-        f"{report['num_correct']:,} of {report['num_eval_examples']:,} correct  "
-        f"{report['eval_seconds']:.1f} s"
-    )
+    arguments = found, dataset, chosen, on.global_batch_size
+    if settings.per_class:
+        reached, of_classes = evaluation.evaluate_per_class(*arguments)
+    else:
+        reached, of_classes = evaluation.evaluate(*arguments), None
+    report = describe(reached, found.num_classes)
+    log(line_of(report))
+    if of_classes:
+        report |= of_classes.to_json()
+        for line in ["", *of_classes.lines()]:
+            log(line)
+        if settings.plot_file:
+            _draw(of_classes, settings.plot_file)
+            log(f"wrote {settings.plot_file}")
+        if _is_of_run(settings, on, found):
+            _keep(of_classes, pathlib.Path(found.source).parent, log)
     if settings.json:
         print(json.dumps(report))
 
 
-def describe(reached: "state.PassProgress") -> dict[str, float]:
-    """Returns the result of a pass over the evaluation examples, for JSON."""
+def _draw(of_classes: "confusion.Confusion", plot_file: str) -> None:
+    """Draws the confusion matrix.
+
+    Raises:
+      InputError: the file can't be written.
+    """
+    from tfmirror.reporting import confusion_plot, plots
+
+    path = errors.expand_path("plot_file", plot_file)
+    try:
+        plots.save(confusion_plot.draw(of_classes), path)
+    except OSError as error:
+        raise errors.InputError(
+            f"plot_file can't be written: {str(path)!r}: {error.strerror}"
+        ) from error
+
+
+def _is_of_run(
+    settings: EvaluateConfig, on: ResolvedEvaluateConfig, found: "loading.Trained"
+) -> bool:
+    """Returns whether the final model of a run was evaluated on the run's own data.
+
+    The folder of the data may be another one, since data can be moved.
+    """
+    from tfmirror.rundir import directory
+
+    is_final = pathlib.Path(found.source).name == directory.MODEL
+    names = ("dataset", "limit_eval_examples")
+    return is_final and all(getattr(on, n) == found.settings[n] for n in names)
+
+
+def _keep(
+    of_classes: "confusion.Confusion", folder: pathlib.Path, log: typing.Any
+) -> None:
+    """Writes per_class.json into a run directory; if it can't, that is a warning."""
+    from tfmirror.rundir import reader
+
+    path = folder / reader.PER_CLASS
+    summary = reader.read_summary(folder, log) or {}
+    if summary.get("num_eval_examples") != of_classes.num_examples:
+        log(f"other data than the run's: {path} is not written")
+        return
+    text = of_classes.dumps(weights_sha256=summary["weights_sha256"])
+    try:
+        files.write_text(path, text)
+        log(f"wrote {path}")
+    except OSError as error:
+        log(
+            f"warning: {path} can't be written ({error.strerror}): report won't show it"
+        )
+
+
+def line_of(report: dict[str, typing.Any]) -> str:
+    """Returns what `describe` gives, as a line for people."""
+    top5 = report.get("eval_top5_accuracy")
+    return (
+        f"eval loss {report['eval_loss']:.4f} acc {report['eval_accuracy']:.4f}"
+        f"{'' if top5 is None else f' top-5 {top5:.4f}'}  "
+        f"{report['num_correct']:,} of {report['num_eval_examples']:,} correct  "
+        f"{report['eval_seconds']:.1f} s"
+    )
+
+
+def describe(reached: "state.PassProgress", num_classes: int) -> dict[str, typing.Any]:
+    """Returns the result of a pass over the evaluation examples, for JSON.
+
+    Args:
+      num_classes: of the model; with more than ten there is a top-5 accuracy.
+    """
     totals = reached.totals
+    top5 = {}
+    if metrics.counts_top5(num_classes):
+        top5["eval_top5_accuracy"] = totals.top5_accuracy
     return {
         "eval_loss": totals.mean_loss,
         "eval_accuracy": totals.accuracy,
+        **top5,
         "num_correct": totals.num_correct,
         "num_eval_examples": totals.num_examples,
         "eval_seconds": reached.seconds,

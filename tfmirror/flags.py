@@ -57,6 +57,9 @@ def parse(
     values = flags.FlagValues()
     fields = _all_flags(settings_class, presets)
     for field in fields:
+        if texts := describe(field).was_bool:
+            _define_switch(field, texts, values)
+            continue
         define = _definition(field)
         define(field.name, field.default, None, flag_values=values)
     try:
@@ -108,6 +111,34 @@ def _definition(field: Field) -> typing.Callable[..., typing.Any]:
         float: flags.DEFINE_float,
         str: flags.DEFINE_string,
     }[_value_type(field)]
+
+
+class _SwitchParser(flags.ArgumentParser):
+    """Parses a text that may also be given as a bool."""
+
+    def __init__(self, texts: tuple[str, str]) -> None:
+        """`texts` are what false and true stand for."""
+        self._texts = texts
+
+    def parse(self, argument: str) -> str:
+        """Returns the text."""
+        try:
+            return self._texts[bool(flags.BooleanParser().parse(argument))]
+        except ValueError:
+            return argument
+
+
+def _define_switch(
+    field: Field, texts: tuple[str, str], values: flags.FlagValues
+) -> None:
+    """Defines the flag of a text that --NAME and --noNAME may stand for.
+
+    Args:
+      texts: what --noNAME and --NAME mean.
+    """
+    parser = _SwitchParser(texts)
+    flag = flags.Flag(parser, None, field.name, field.default, None, boolean=True)
+    flags.DEFINE_flag(flag, flag_values=values)
 
 
 def help_text(

@@ -21,6 +21,7 @@ NAMES = {
     "train_accuracy": "train/accuracy",
     "eval_loss": "eval/loss",
     "eval_accuracy": "eval/accuracy",
+    "eval_top5_accuracy": "eval/top5_accuracy",  # where `counts_top5`
     "train_seconds": "train/seconds",
     "eval_seconds": "eval/seconds",
     "images_per_second": "train/images_per_second",
@@ -28,8 +29,11 @@ NAMES = {
     "skipped_steps": "train/skipped_steps",
 }
 SEED_NAME = "seed_generator_state"  # of a keras.random.SeedGenerator's variable
-# Keys that the records of earlier versions lack.
-ADDED = ("learning_rate", "skipped_steps")
+# Keys that a record may lack: those of earlier versions do, or there is no such metric.
+ADDED = ("learning_rate", "skipped_steps", "eval_top5_accuracy")
+
+# With so few classes the label is nearly always among the five likeliest.
+MOST_CLASSES_WITHOUT_TOP5 = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Totals:
     loss_sum: float  # of the cross-entropies, in nats
     num_correct: int
     num_examples: int
+    num_top5: int = 0  # examples whose label is among the five likeliest, if counted
 
     @property
     def mean_loss(self) -> float:
@@ -49,6 +54,16 @@ class Totals:
     def accuracy(self) -> float:
         """Share of the examples that are classified correctly, in [0, 1]."""
         return self.num_correct / self.num_examples
+
+    @property
+    def top5_accuracy(self) -> float:
+        """Share of the examples whose label is among the five likeliest classes."""
+        return self.num_top5 / self.num_examples
+
+
+def counts_top5(num_classes: int) -> bool:
+    """Returns whether an evaluation of so many classes counts `Totals.num_top5`."""
+    return num_classes > MOST_CLASSES_WITHOUT_TOP5
 
 
 def replicas_text(count: int) -> str:

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
+AUGMENTATIONS = ("none", "crop", "resized_crop")
 SCHEDULES = ("constant", "cosine", "one_cycle")
 INITS = ("normal", "he", "glorot")
 
@@ -68,7 +69,10 @@ LR_SCALINGS: dict[str, Callable[[float], float]] = {
 }
 
 # Datasets whose images may be mirrored; a mirrored character or digit is another one.
-DATASETS_TO_FLIP = frozenset({"fashion_mnist", "cifar10", "cifar100", "synthetic"})
+# Folders of images are taken for photos, of which a mirror image is one as well.
+DATASETS_TO_FLIP = frozenset(
+    {"fashion_mnist", "cifar10", "cifar100", "folder", "synthetic"}
+)
 
 # Default dataset of inspect_replicas: the second chapter shows random images in [0, 1).
 INSPECTED_DATASETS = {"cnn": "digits", "resnet18": "random"}
@@ -91,7 +95,7 @@ PRESETS: dict[str, dict[str, typing.Any]] = {
         "weight_decay": 5e-4,
         "schedule": "one_cycle",
         "init": "he",
-        "augment": True,
+        "augment": "crop",
     },
     # MNIST to 99 % in two passes (BUILD_NOTES.md): one cycle of Adam's rate, up to ten
     # times the usual.

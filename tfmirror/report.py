@@ -70,6 +70,8 @@ def describe(row: "comparison.Row") -> str:
         parts.append(f"{row.images_per_second:,.0f} images/s")
         parts.append(f"speed-up {row.speed_up:.2f} over run {row.baseline}")
         parts.append(f"test accuracy {row.final_accuracy:.4f}")
+    if row.final_top5 is not None:
+        parts.append(f"top-5 {row.final_top5:.4f}")
     return ", ".join(parts)
 
 

@@ -12,7 +12,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tfmirror import errors
 
@@ -44,6 +44,7 @@ class Setting:
     zero_means: str = ""
     none_means: str = ""
     on_resume: OnResume = "same"
+    was_bool: tuple[str, str] | None = None
 
 
 def setting(
@@ -59,6 +60,7 @@ def setting(
     zero_means: str = "",
     none_means: str = "",
     on_resume: OnResume = "same",
+    was_bool: tuple[str, str] | None = None,
 ) -> typing.Any:
     """Returns a dataclass field with all that --help, the checks and a resume need.
 
@@ -76,6 +78,8 @@ def setting(
       on_resume: "same": a resumed run must have the same value. "override": it may
         have another one if resume_override names the setting. "free": it may always
         have another one, since the value does not affect what is computed.
+      was_bool: for a setting that was a bool in earlier versions, the texts that False
+        and True stand for: in their records, and for --NAME and --noNAME.
     """
     if zero_means and minimum is None:
         minimum = 0
@@ -90,6 +94,7 @@ def setting(
         zero_means=zero_means,
         none_means=none_means,
         on_resume=on_resume,
+        was_bool=was_bool,
     )
     return dataclasses.field(default=default, metadata={"setting": described})
 
@@ -151,6 +156,23 @@ def names_with(
     return tuple(f.name for f in fields if describe(f).on_resume == on_resume)
 
 
+def of_recorded(
+    settings_class: "type[DataclassInstance]",
+    recorded: Mapping[str, typing.Any],
+) -> dict[str, typing.Any]:
+    """Returns recorded settings with the values that earlier versions wrote as now.
+
+    Args:
+      recorded: {name: value}, of a config.json or a checkpoint.
+    """
+    current = dict(recorded)
+    for field in flag_fields(settings_class):
+        texts, value = describe(field).was_bool, recorded.get(field.name)
+        if texts and isinstance(value, bool):
+            current[field.name] = texts[value]
+    return current
+
+
 def check_fields(settings: "DataclassInstance") -> None:
     """Checks every field of `settings` against its own type, choices and limits.
 
@@ -166,6 +188,8 @@ def check_fields(settings: "DataclassInstance") -> None:
         types = _types(field)
         expected = " or ".join(TYPE_NAMES.get(t, t.__name__) for t in types)
         is_met = type(value) in types or (type(value) is int and float in types)
+        if described.choices and not is_met:
+            errors.require_one_of(described.choices, field.name, value)
         errors.require(is_met, field.name, value, expected)
         if described.choices or described.check_choice:
             values = errors.split_names(value) if described.is_list else (value,)

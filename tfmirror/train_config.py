@@ -10,6 +10,7 @@ import dataclasses
 from tfmirror import model_source
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
+    AUGMENTATIONS,
     DATASETS_TO_FLIP,
     INITS,
     LR_SCALINGS,
@@ -236,6 +237,15 @@ class TrainConfig:
         group="Training",
         zero_means="no averaging",
     )
+    label_smoothing: float = setting(
+        0.0,
+        "probability that is spread evenly over all classes in the training targets, "
+        "in [0, 1). train_loss is then the loss of these targets; eval_loss is always "
+        "the plain cross-entropy",
+        group="Training",
+        zero_means="no label smoothing",
+        on_resume="override",
+    )
     precision: str = setting(
         "float32",
         "data type that the model computes in; float16 uses a dynamic loss scale. "
@@ -277,11 +287,16 @@ class TrainConfig:
         "them too, and a frozen batch norm uses its moving statistics; empty: none",
         group="Fine-tuning",
     )
-    augment: bool = setting(
-        False,
-        "train on random crops of the padded images, and mirror them at random if the "
-        f"dataset is one of {', '.join(sorted(DATASETS_TO_FLIP))}",
+    augment: str = setting(
+        "none",
+        "how training images change at random. crop: shifted by up to an eighth of "
+        "their side; resized_crop: a part of 8% to 100% of the area, of a width to "
+        "height of 3/4 to 4/3, enlarged to the whole. Both also mirror them if the "
+        f"dataset is one of {', '.join(sorted(DATASETS_TO_FLIP))}; no other data are "
+        "mirrored. --augment alone means crop",
         group="Training",
+        choices=AUGMENTATIONS,
+        was_bool=("none", "crop"),
         on_resume="override",
     )
     seed: int = setting(

@@ -43,6 +43,8 @@ class ImageDataset:
     num_classes: int  # K
     train: Examples
     eval: Examples
+    # Of the classes 0, 1, ...; empty: not known.
+    class_names: tuple[str, ...] = ()
 
 
 def load(

@@ -48,12 +48,14 @@ def make_finder(
     plan: BatchPlan,
     *,
     augment: gradients.Augment | None = None,
+    label_smoothing: float = 0.0,
 ) -> Callable[[np.ndarray, np.ndarray], list[Finding]]:
     """Returns a function of a global batch's (images, labels) that lists its Findings.
 
     Args:
       plan: how the global batch is cut.
       augment: the function that changes training images; None: nothing does.
+      label_smoothing: of the training loss.
     """
 
     def replica_flags(images, labels):
@@ -75,6 +77,7 @@ def make_finder(
                 index,
                 loss_scale,
                 augment=augment,
+                label_smoothing=label_smoothing,
                 scales_loss=optimizer.scales_loss,
             )
             values = [sums.loss, *sums.gradients, *sums.state]

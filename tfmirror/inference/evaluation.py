@@ -7,7 +7,10 @@ reached.totals.accuracy, reached.totals.mean_loss
 import functools
 from typing import Any
 
-from tfmirror import errors
+import tensorflow as tf
+
+from tfmirror import confusion, errors
+from tfmirror.confusion import Confusion
 from tfmirror.data import datasets
 from tfmirror.models import keras_defaults, kernel_gradient
 from tfmirror.parallel import (
@@ -30,6 +33,8 @@ def evaluate(
     dataset: datasets.ImageDataset,
     chosen: devices.Devices,
     global_batch_size: int = 0,
+    *,
+    confusions: tf.Variable | None = None,
 ) -> PassProgress:
     """Returns the totals and the seconds of a pass over `dataset.eval`.
 
@@ -40,6 +45,8 @@ def evaluate(
     Args:
       chosen: the devices of the replicas.
       global_batch_size: examples a step over all replicas; 0: the run's own.
+      confusions: of eval_step.make_confusions, to which the pass adds every example;
+        None: they are not counted.
 
     Raises:
       InputError: the data do not fit the model, or there are fewer examples in a global
@@ -64,6 +71,7 @@ def evaluate(
         strategy,
         model,
         max_concurrent=runtime.max_concurrent_microbatches(chosen),
+        confusions=confusions,
     )
     made = segments.make_segments(strategy, dataset.eval, plans, make_steps)
     loop.trace(made, step_loop.zero_totals())
@@ -73,6 +81,24 @@ def evaluate(
         raise errors.TrainingStoppedError(
             f"the loss of step {error.num_steps + 1} of the evaluation is not finite"
         ) from error
+
+
+def evaluate_per_class(
+    trained: loading.Trained,
+    dataset: datasets.ImageDataset,
+    chosen: devices.Devices,
+    global_batch_size: int = 0,
+) -> tuple[PassProgress, Confusion]:
+    """Returns what `evaluate` does, and the confusion matrix of the same pass.
+
+    Raises:
+      InputError, TrainingStoppedError: as `evaluate`; or there are too many classes.
+    """
+    got, most = trained.num_classes, confusion.MOST_CLASSES
+    errors.require(got <= most, "per_class", got, f"for at most {most:,} classes")
+    counts = eval_step.make_confusions(trained.num_classes)
+    reached = evaluate(trained, dataset, chosen, global_batch_size, confusions=counts)
+    return reached, Confusion(counts.numpy(), dataset.class_names)
 
 
 def configure_process(settings: dict[str, Any], chosen: Devices) -> None:

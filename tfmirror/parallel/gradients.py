@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfmirror import metrics
 from tfmirror.data import pipeline
 from tfmirror.models import layer_override
 from tfmirror.parallel import model_state
@@ -23,7 +24,9 @@ Augment = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class MicrobatchSums(NamedTuple):
     """Sums over examples: those of two microbatches add up to those of their union."""
 
-    loss: tf.Tensor  # scalar float32: sum over examples of the cross-entropy, nats
+    # Scalar float32, nats: sum over examples of the cross-entropy, of smoothed labels
+    # if they are smoothed.
+    loss: tf.Tensor
     # Scalar float32, a whole number: one dtype, so that one reduction adds it all.
     num_correct: tf.Tensor
     gradients: list[tf.Tensor]  # of `loss`, ordered as model.trainable_variables
@@ -41,6 +44,7 @@ def microbatch_gradients(
     loss_scale: tf.Tensor | float = 1.0,
     *,
     augment: Augment | None = None,
+    label_smoothing: float = 0.0,
     scales_loss: bool = False,
 ) -> MicrobatchSums:
     """Returns the MicrobatchSums of a training step's forward and backward pass.
@@ -58,6 +62,7 @@ def microbatch_gradients(
       loss_scale: factor of the loss before gradients are taken, against underflow in
         float16. The gradients keep it, `loss` does not.
       augment: function that changes the images; None: they stay as they are.
+      label_smoothing: see `per_example_loss`.
       scales_loss: whether `loss_scale` can differ from 1.
     """
     averaged = model_state.rules_of(model).averaged
@@ -77,7 +82,7 @@ def microbatch_gradients(
             training=True,
             return_losses=True,
         )
-        loss = tf.reduce_sum(per_example_loss(labels, logits))
+        loss = tf.reduce_sum(per_example_loss(labels, logits, label_smoothing))
         objective = loss + images.shape[0] * added_loss(added)
         # Gradients of a sum grow with its number of examples. In float16 they would
         # overflow in large microbatches, so the backward pass sees about a mean.
@@ -115,22 +120,69 @@ def sums_structure(model: keras.Model) -> MicrobatchSums:
     return MicrobatchSums(0.0, 0.0, model.trainable_variables, averaged)
 
 
-def per_example_loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+def per_example_loss(
+    labels: tf.Tensor, logits: tf.Tensor, label_smoothing: float = 0.0
+) -> tf.Tensor:
     """Returns the cross-entropy of each example, [b] float32 in nats.
 
     Args:
       labels: [b] int32 in [0, K).
       logits: [b, K] floating point.
+      label_smoothing: probability, in [0, 1), that is spread evenly over all K classes;
+        the label keeps the rest (Szegedy et al. 2016, Rethinking Inception, section 7).
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=labels, logits=tf.cast(logits, tf.float32)
-    )
+    logits = tf.cast(logits, tf.float32)
+    if not label_smoothing:
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    num_classes = logits.shape[-1]
+    of_label = (1 - label_smoothing) * tf.one_hot(labels, num_classes)
+    targets = of_label + label_smoothing / num_classes
+    return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
 def count_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """Returns how many examples have their largest logit at their label, float32."""
     predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
     return tf.reduce_sum(tf.cast(predictions == labels, tf.float32))
+
+
+def count_confusions(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns how many examples of class i have their largest logit at class j.
+
+    [K, K] float32 at [i, j], whole numbers. A product of ones and zeros, since adding
+    to entries one by one has no fixed order on a GPU.
+    """
+    num_classes = logits.shape[-1]
+    predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+    return tf.matmul(
+        tf.one_hot(labels, num_classes),
+        tf.one_hot(predictions, num_classes),
+        transpose_a=True,
+    )
+
+
+def count_top5(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns how many examples have their label among the five largest logits.
+
+    A scalar float32, a whole number.
+
+    Of equal logits the one of the class with the lower number counts as larger, as in
+    `count_correct`. A logit that is not a number counts as larger than the label's, and
+    a label's that is not a number as smaller than all. (tf.math.in_top_k counts all
+    classes that share the fifth place.)
+
+    Args:
+      labels: [b] int32 in [0, K).
+      logits: [b, K] floating point.
+    """
+    of_label = tf.gather(logits, labels[:, tf.newaxis], batch_dims=1)  # [b, 1]
+    classes = tf.range(logits.shape[-1], dtype=labels.dtype)
+    # The label's own is one of these.
+    is_not_larger = (logits < of_label) | (
+        (logits == of_label) & (classes >= labels[:, tf.newaxis])
+    )
+    num_larger = tf.reduce_sum(tf.cast(~is_not_larger, tf.int32), axis=1)
+    return tf.reduce_sum(tf.cast(num_larger < 5, tf.float32))
 
 
 @layer_override.faster_calls()
@@ -160,8 +212,13 @@ def inference_sums(
     images: tf.Tensor,
     labels: tf.Tensor,
     microbatch_index: tf.Tensor | int = 0,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (loss sum in nats, number correct) of a microbatch in inference mode.
+    *,
+    with_confusions: bool = False,
+) -> dict[str, tf.Tensor]:
+    """Returns the sums of a microbatch in inference mode, {name: float32}.
+
+    "loss" is the sum of the cross-entropies in nats, "num_correct" a count. With more
+    than ten classes there is "num_top5" as well, and if asked for "confusions" [K, K].
 
     Args:
       weights, state, images, labels: see `microbatch_gradients`.
@@ -170,8 +227,27 @@ def inference_sums(
     """
     del microbatch_index
     logits = inference_logits(model, weights, state, images)
-    loss = tf.reduce_sum(per_example_loss(labels, logits))
-    return loss, count_correct(labels, logits)
+    sums = {
+        "loss": tf.reduce_sum(per_example_loss(labels, logits)),
+        "num_correct": count_correct(labels, logits),
+    }
+    if metrics.counts_top5(logits.shape[-1]):
+        sums["num_top5"] = count_top5(labels, logits)
+    if with_confusions:
+        sums["confusions"] = count_confusions(labels, logits)
+    return sums
+
+
+def inference_structure(
+    model: keras.Model, *, with_confusions: bool = False
+) -> dict[str, float]:
+    """Returns values with the structure of the model's `inference_sums`."""
+    names = ["loss", "num_correct"]
+    if metrics.counts_top5(model.output_shape[-1]):
+        names.append("num_top5")
+    if with_confusions:
+        names.append("confusions")
+    return dict.fromkeys(names, 0.0)
 
 
 def state_of_microbatch(

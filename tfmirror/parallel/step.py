@@ -94,6 +94,7 @@ def make_train_steps(
     plan: BatchPlan,
     *,
     augment: gradients.Augment | None = None,
+    label_smoothing: float = 0.0,
     has_cross_replica_ops: bool = False,
     pack_bytes: int = 0,
     max_concurrent: int = 1,
@@ -112,6 +113,7 @@ def make_train_steps(
 
     Args:
       augment: function of (images, microbatch_index) that changes training images.
+      label_smoothing: see `gradients.per_example_loss`.
       has_cross_replica_ops: whether layers reduce over replicas (synchronized batch
         norm). They can only if each replica has one microbatch.
       pack_bytes: see `replica_total`.
@@ -128,6 +130,7 @@ def make_train_steps(
             gradients.microbatch_gradients,
             model,
             augment=augment,
+            label_smoothing=label_smoothing,
             scales_loss=optimizer.scales_loss,
         ),
         model,

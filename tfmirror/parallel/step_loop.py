@@ -28,6 +28,8 @@ class StepTotals(NamedTuple):
     num_steps: tf.Tensor  # scalar int64, with the skipped ones
     # Scalar int64: steps whose update was left out, since a gradient overflowed.
     num_skipped: tf.Tensor
+    # Scalar int64, counted in evaluations of more than ten classes, else 0.
+    num_top5: tf.Tensor
 
 
 class StepResult(NamedTuple):
@@ -37,6 +39,7 @@ class StepResult(NamedTuple):
     num_correct: tf.Tensor  # float32, a whole number
     goes_on: tf.Tensor  # bool; False: the step does not count, and the loop ends
     is_skipped: tf.Tensor | bool = False  # whether the update was left out
+    num_top5: tf.Tensor | int = 0  # float32, a whole number; 0: not counted
 
 
 class StepLoop:
@@ -95,6 +98,7 @@ def make_step_loop(step: Callable[[Any, Any], StepResult], plan: BatchPlan) -> S
             totals.num_correct + tf.cast(result.num_correct, tf.int64),
             totals.num_steps + 1,
             totals.num_skipped + tf.cast(result.is_skipped, tf.int64),
+            totals.num_top5 + tf.cast(result.num_top5, tf.int64),
         )
         kept = [
             tf.where(result.goes_on, new, old)
@@ -137,12 +141,13 @@ def _compile(
 def make_totals(
     loss_sum: float, num_correct: int, num_steps: int, *, num_skipped: int = 0
 ) -> StepTotals:
-    """Returns the StepTotals of these numbers."""
+    """Returns the StepTotals of these numbers, with no example counted in num_top5."""
     return StepTotals(
         tf.constant(loss_sum, tf.float64),
         tf.constant(num_correct, tf.int64),
         tf.constant(num_steps, tf.int64),
         tf.constant(num_skipped, tf.int64),
+        tf.constant(0, tf.int64),
     )
 
 

@@ -24,6 +24,7 @@ class Row:
     baseline: int | None  # number of the run that speed-up and efficiency refer to
     final_accuracy: float | None  # on the evaluation set, after the last finished epoch
     best_accuracy: float | None  # on the evaluation set, of all finished epochs
+    final_top5: float | None  # top-5 accuracy with the final one; None: not counted
     seconds: float  # of training and evaluation
 
     @property
@@ -68,6 +69,7 @@ def _row(number: int, run: RunRecord, runs: Sequence[RunRecord]) -> Row:
         baseline=baseline,
         final_accuracy=accuracies[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
+        final_top5=run.records[-1].get("eval_top5_accuracy") if run.records else None,
         seconds=run.seconds[-1],
     )
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import jinja2
 
-from tfmirror.reporting import comparison, history
+from tfmirror.confusion import Confusion
+from tfmirror.reporting import comparison, confusion_plot, history, plots
 from tfmirror.rundir.reader import RunRecord
 
 TEMPLATE = "page.html"
@@ -30,12 +31,25 @@ def make_page(runs: Sequence[RunRecord], curves_png: bytes) -> str:
     environment.filters |= {"number": _number, "time": _time, "value": _value}
     source = importlib.resources.files(__package__) / TEMPLATE
     template = environment.from_string(source.read_text(encoding="utf-8"))
+    rows = comparison.compare(runs)
     return template.render(
-        rows=comparison.compare(runs),
+        rows=rows,
+        has_top5=any(row.final_top5 is not None for row in rows),
         starts=history.history(runs),
+        classes=[
+            (row, row.run.confusion, _confusion_picture(row.run.confusion))
+            for row in rows
+            if row.run.confusion
+        ],
         differing=comparison.differing_settings(runs),
         picture=base64.b64encode(curves_png).decode("ascii"),
     )
+
+
+def _confusion_picture(found: Confusion) -> str:
+    """Returns the picture of a confusion matrix as a PNG file in base64."""
+    png = plots.to_png(confusion_plot.draw(found))
+    return base64.b64encode(png).decode("ascii")
 
 
 def _number(value: float | None, spec: str) -> str:

@@ -173,12 +173,14 @@ def read(path: pathlib.Path) -> RunState:
 def to_bytes(state: RunState) -> bytes:
     """Returns a RunState as the bytes of a checkpoint, equal for equal states."""
     position = state.position
+    point = dataclasses.asdict(position.point)
+    del point["totals"]["num_top5"]  # training does not count it
     everything_else = {
         "settings": state.settings,
         "data_sha256": state.data_sha256,
         "num_steps": state.num_steps,
         "records": position.records,
-        "point": dataclasses.asdict(position.point),
+        "point": point,
         "model": state.model.to_json(),
         "variables": list(state.variables),
     }

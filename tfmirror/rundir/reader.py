@@ -12,6 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfmirror import errors, files, metrics
+from tfmirror.confusion import Confusion
+from tfmirror.settings import of_recorded
+from tfmirror.train_config import TrainConfig
+
+PER_CLASS = "per_class.json"  # written by evaluate, into a finished run
 
 # Settings that a run must have to be drawn and compared.
 NEEDED_TO_COMPARE = ("model", "dataset", "gpus", "global_batch_size", "precision")
@@ -30,6 +35,7 @@ class RunRecord:
     records: list[dict[str, Any]]  # summary.json's "epochs", of the finished ones
     summary: dict[str, Any] | None  # summary.json; None: the run has not finished
     starts: tuple[dict[str, Any], ...] = ()  # environment.json, see `read_starts`
+    confusion: Confusion | None = None  # per_class.json, see `read_confusion`
 
     @property
     def is_finished(self) -> bool:
@@ -84,12 +90,14 @@ def read(
         )
     settings = files.read_json_object(folder / "config.json")
     check_settings(folder / "config.json", settings, NEEDED_TO_COMPARE)
+    summary = read_summary(folder, warn)
     return RunRecord(
         name=folder.resolve().name,
-        settings=settings,
+        settings=of_recorded(TrainConfig, settings),
         records=_read_records(folder / "metrics.jsonl"),
-        summary=read_summary(folder, warn),
+        summary=summary,
         starts=read_starts(folder, warn),
+        confusion=read_confusion(folder, summary, warn),
     )
 
 
@@ -112,6 +120,39 @@ def read_summary(
             f"warning: {path} is damaged ({error.why}): the run counts as not finished"
         )
         return None
+
+
+def read_confusion(
+    folder: pathlib.Path,
+    summary: dict[str, Any] | None,
+    warn: Callable[[str], object],
+) -> Confusion | None:
+    """Returns the confusion matrix that evaluate has left in a run directory.
+
+    None if there is none, if it is damaged, or if the run has gone on since then.
+
+    Args:
+      summary: of the run, as of `read_summary`.
+      warn: called with one line if there is one and it can't be used.
+    """
+    path = folder / PER_CLASS
+    if not path.exists():
+        return None
+    try:
+        content = files.read_json_object(path)
+        found = Confusion.from_json(content)
+    except (errors.InputError, ValueError) as error:
+        why = error.why if isinstance(error, files.DamagedFileError) else error
+        warn(f"warning: {path} is damaged ({why}): its classes are not shown")
+        return None
+    digest = content.get("weights_sha256")
+    if not digest or digest != (summary or {}).get("weights_sha256"):
+        warn(
+            f"warning: {path} is of other weights than the run's last ones: its "
+            "classes are not shown; evaluate the finished run with --per_class again"
+        )
+        return None
+    return found
 
 
 def read_starts(

@@ -13,7 +13,7 @@ from tfmirror import config, errors, files, model_source
 from tfmirror.data import pipeline
 from tfmirror.rundir import checkpoints, reader, workdir
 from tfmirror.rundir.state import RunState
-from tfmirror.settings import names_with
+from tfmirror.settings import names_with, of_recorded
 
 # Entries of environment.json that affect how the last bits are rounded. The number of
 # threads and the models of the GPUs do too.
@@ -190,6 +190,7 @@ def check_settings(previous: dict[str, Any], settings: config.ResolvedConfig) ->
         not, and the message lists all of them.
     """
     _check_order(previous)
+    previous = of_recorded(config.TrainConfig, previous)
     previous = dataclasses.asdict(config.TrainConfig()) | previous
     allowed = {*settings.resume_override, *names_with(config.TrainConfig, "free")}
     if settings.microbatches:

@@ -141,6 +141,7 @@ def _advanced(
         float(totals.loss_sum),
         int(totals.num_correct),
         reached.totals.num_examples + num_new,
+        int(totals.num_top5),
     )
     return PassProgress(num_steps, so_far, seconds, int(totals.num_skipped))
 

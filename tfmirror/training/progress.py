@@ -58,12 +58,21 @@ def describe_rate(settings: config.ResolvedConfig) -> str:
 
 
 def extra_lines(settings: config.ResolvedConfig) -> list[str]:
-    """Returns a line for augmentation, and one for a slow precision, if they apply."""
+    """Returns lines for augmentation, smoothed labels and a slow precision, if any."""
     lines = []
-    if settings.augment:
+    if settings.augment != "none":
         flips = settings.dataset in recipes.DATASETS_TO_FLIP
         mirrored = "mirrored at random" if flips else "not mirrored"
-        lines.append(f"augmented: random crops of the padded images, {mirrored}")
+        crops = {
+            "crop": "random crops of the padded images",
+            "resized_crop": "random parts of the images, enlarged to the whole",
+        }
+        lines.append(f"augmented: {crops[settings.augment]}, {mirrored}")
+    if settings.label_smoothing:
+        lines.append(
+            f"labels smoothed by {settings.label_smoothing:g}: the training loss is of "
+            "the smoothed labels, the evaluation's is the plain cross-entropy"
+        )
     if settings.precision == "bfloat16" and not hardware.cpu_has_any(
         hardware.BFLOAT16_FLAGS
     ):
@@ -91,6 +100,7 @@ def epoch_record(
     trained: PassProgress,
     evaluated: PassProgress,
     learning_rate: float,
+    num_classes: int,
 ) -> dict[str, Any]:
     """Returns one entry of summary.json's "epochs".
 
@@ -98,13 +108,18 @@ def epoch_record(
       epoch: counted from 1.
       trained, evaluated: the progress at the ends of both passes.
       learning_rate: of the step that would follow the epoch.
+      num_classes: of the model.
     """
+    top5 = {}
+    if metrics.counts_top5(num_classes):
+        top5["eval_top5_accuracy"] = evaluated.totals.top5_accuracy
     return {
         "epoch": epoch,
         "train_loss": trained.totals.mean_loss,
         "train_accuracy": trained.totals.accuracy,
         "eval_loss": evaluated.totals.mean_loss,
         "eval_accuracy": evaluated.totals.accuracy,
+        **top5,
         "train_seconds": trained.seconds,
         "eval_seconds": evaluated.seconds,
         "images_per_second": trained.totals.num_examples / trained.seconds,

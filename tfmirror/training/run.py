@@ -232,7 +232,8 @@ class Run:
         evaluated = self._evaluate(epoch, trained)
         self._check_variables(epoch * self.setup.steps_per_epoch)
         rate = self.setup.optimizer.learning_rate()
-        record = progress.epoch_record(epoch, trained, evaluated, rate)
+        num_classes = self.setup.model.output_shape[-1]
+        record = progress.epoch_record(epoch, trained, evaluated, rate, num_classes)
         self.progress = RunProgress((*self.progress.records, record))
         self.writer.write_epoch(epoch * self.setup.steps_per_epoch, record)
         self.checkpointer.write_after_epoch(self.progress)

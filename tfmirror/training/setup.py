@@ -108,6 +108,7 @@ class TrainingSetup:
             self.optimizer,
             plan,
             augment=make_augment(self.settings),
+            label_smoothing=self.settings.label_smoothing,
         )
         return find(images, labels)
 
@@ -247,7 +248,12 @@ def assemble(
         "max_concurrent": max_concurrent,
     }
     make_train_steps = functools.partial(
-        step.make_train_steps, strategy, trained, optimizer, **of_training
+        step.make_train_steps,
+        strategy,
+        trained,
+        optimizer,
+        label_smoothing=settings.label_smoothing,
+        **of_training,
     )
     make_statistics_steps = functools.partial(
         batch_statistics.make_statistics_steps,
@@ -316,10 +322,10 @@ def plan(
 
 def make_augment(settings: config.ResolvedConfig) -> gradients.Augment | None:
     """Returns the function that changes training images; None: nothing does."""
-    if not settings.augment:
+    if settings.augment == "none":
         return None
     flips = settings.dataset in recipes.DATASETS_TO_FLIP
-    return augmentation.make_augment(flips, settings.seed)
+    return augmentation.make_augment(flips, settings.seed, settings.augment)
 
 
 def build(

@@ -112,7 +112,9 @@ def progress_numbers(totals: metrics.Totals, seconds: float) -> str:
 
 
 def epoch_line(record: dict[str, Any], num_epochs: int) -> str:
-    """Returns the line of a finished epoch, of at most 80 columns if none was skipped.
+    """Returns the line of a finished epoch.
+
+    It has at most 80 columns if no step was skipped and there is no top-5 accuracy.
 
     Args:
       record: one entry of summary.json's "epochs".
@@ -122,6 +124,8 @@ def epoch_line(record: dict[str, Any], num_epochs: int) -> str:
         f"{part} loss {record[f'{part}_loss']:.4f} acc {record[f'{part}_accuracy']:.4f}"
         for part in ("train", "eval")
     ]
+    if (top5 := record.get("eval_top5_accuracy")) is not None:
+        parts[-1] += f" top-5 {top5:.4f}"
     number = f"{record['epoch']:{width}}/{num_epochs}"
     line = f"epoch {number}  {'  '.join(parts)}  {record['train_seconds']:.1f} s"
     skipped = record.get("skipped_steps", 0)
