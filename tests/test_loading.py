@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import pathlib
 import shutil
 import zipfile
 
@@ -16,6 +17,7 @@ from helpers import faults, make_strategy
 
 from tfmirror import errors, models
 from tfmirror.rundir import checkpoints, loading
+from tfmirror.rundir.state import ModelDescription, PassProgress, RunProgress, RunState
 
 
 def assert_same(one, other):
@@ -195,3 +197,20 @@ def test_settings_that_name_another_model_are_refused(finished_run, tmp_path):
     found = loading.find(folder, pytest.fail)
     with pytest.raises(errors.InputError, match="does not fit the model resnet18"):
         loading.build(found, make_strategy(2))
+
+
+def test_statistics_of_a_second_layer_of_one_name_are_recognised():
+    """Within an epoch there are none for the averages, so the raw weights are used."""
+    paths = ("a/gamma#2", "a/moving_mean#2")
+    state = RunState(
+        settings={},
+        data_sha256="",
+        position=RunProgress(point=PassProgress(num_steps=1)),
+        num_steps=1,
+        model=ModelDescription((28, 28, 1), 10, paths),
+        variables=dict.fromkeys((*paths, *(f"averaged/{p}" for p in paths))),
+    )
+    said = []
+    names = loading._evaluated_names(state, pathlib.Path("x.npz"), said.append)
+    assert names == list(paths)
+    assert len(said) == 1 and "the raw weights are used" in said[0]

@@ -205,7 +205,8 @@ def _evaluated_names(
     statistics = [
         path
         for path in paths
-        if path.endswith(MOVING_STATISTICS) and path.rpartition("/")[0] in changing
+        if path.partition("#")[0].endswith(MOVING_STATISTICS)  # of layers of one name
+        and path.rpartition("/")[0] in changing
     ]
     if any(path in averages for path in statistics):
         if state.position.point != START_OF_PASS:
