@@ -22,6 +22,7 @@ ORDER = (
     "tfmirror.recipes",
     "tfmirror.settings",
     "tfmirror.train_config",
+    "tfmirror.folder_settings",
     "tfmirror.config",
     "tfmirror.data",
     "tfmirror.models",

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
-from tfmirror.data.datasets import Examples
+from tfmirror.data.examples import Examples, ExampleSource
 from tfmirror.diagnostics import drift, inspection
 from tfmirror.models import keras_defaults, variable_names
 from tfmirror.parallel import (
@@ -177,9 +177,9 @@ def describe_drifts(drifts: Sequence[drift.Drift]) -> list[np.ndarray]:
     return [np.array([len(drifts), total], np.float64)]
 
 
-def _first(examples: Examples, number: int) -> Examples:
+def _first(examples: ExampleSource, number: int) -> Examples:
     """Returns the first `number` examples."""
-    return Examples(examples.images[:number], examples.labels[:number])
+    return Examples(*examples.read(np.arange(number)))
 
 
 def _values(variables: Sequence[keras.Variable]) -> list[np.ndarray]:

@@ -14,8 +14,9 @@ import keras
 import tensorflow as tf
 
 from tfmirror import config, errors, models, recipes
-from tfmirror.data import augmentation, datasets, pipeline
-from tfmirror.data.datasets import Examples, ImageDataset
+from tfmirror.data import augmentation, datasets, image_folder, pipeline
+from tfmirror.data.datasets import ImageDataset
+from tfmirror.data.examples import ExampleSource
 from tfmirror.diagnostics import non_finite
 from tfmirror.models import kernel_gradient, variable_names
 from tfmirror.parallel import (
@@ -153,6 +154,12 @@ def prepare(
         settings.data_dir,
         limit_train_examples=settings.limit_train_examples,
         limit_eval_examples=settings.limit_eval_examples,
+        options=image_folder.Options(
+            image_size=settings.image_size,
+            channels=settings.channels,
+            eval_fraction=settings.eval_fraction,
+            in_memory=settings.data_in_memory,
+        ),
     )
     if settings.deterministic:
         runtime.use_deterministic_operations()
@@ -253,7 +260,7 @@ def assemble(
 def plan(
     settings: config.ResolvedConfig,
     microbatches_per_replica: Sequence[int],
-    examples: Examples,
+    examples: ExampleSource,
 ) -> tuple[BatchPlan, ...]:
     """Returns the BatchPlans of a pass over `examples`."""
     return microbatches.plan_epoch(
@@ -283,7 +290,7 @@ def build(
     with strategy.scope():
         model = models.build(
             settings.model,
-            dataset.train.images.shape[1:],
+            dataset.train.image_shape,
             dataset.num_classes,
             precision=settings.precision,
             init=settings.init,
