@@ -10,7 +10,7 @@ import dataclasses
 import json
 import typing
 
-from tfmirror import command, errors
+from tfmirror import command, errors, folder_settings
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -31,6 +31,9 @@ class EvaluateConfig:
     )
     limit_eval_examples: int | None = setting_of(
         TrainConfig, "limit_eval_examples", None, none_means=FROM_RUN
+    )
+    eval_fraction: float | None = setting_of(
+        TrainConfig, "eval_fraction", None, none_means=FROM_RUN
     )
     gpus: int = setting_of(TrainConfig, "gpus")
     device_type: str = setting_of(TrainConfig, "device_type")
@@ -54,6 +57,7 @@ def check(settings: EvaluateConfig) -> None:
     got = settings.arguments
     errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
     check_fields(settings)
+    folder_settings.check(settings.dataset, settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +68,7 @@ class ResolvedEvaluateConfig:
     data_dir: str
     limit_eval_examples: int
     global_batch_size: int
+    eval_fraction: float = 0.0  # runs from before image folders have none
 
 
 def resolve(
@@ -79,17 +84,19 @@ def resolve(
       run_settings: {name: value} of the run.
     """
     names = [field.name for field in dataclasses.fields(ResolvedEvaluateConfig)]
-    values = {name: run_settings[name] for name in names}
+    values = {name: run_settings[name] for name in names if name in run_settings}
     if settings.dataset not in (None, values["dataset"]):
-        values |= {"data_dir": "", "limit_eval_examples": 0}
+        values |= {"data_dir": "", "limit_eval_examples": 0, "eval_fraction": 0.0}
     given = {name: getattr(settings, name) for name in names}
     values |= {name: value for name, value in given.items() if value is not None}
-    return ResolvedEvaluateConfig(**values)
+    resolved = ResolvedEvaluateConfig(**values)
+    folder_settings.check(resolved.dataset, resolved)
+    return resolved
 
 
 def main(settings: EvaluateConfig) -> None:
     """Prints the accuracy and the loss over the evaluation examples."""
-    from tfmirror.data import datasets
+    from tfmirror.data import datasets, image_folder, streaming
     from tfmirror.inference import evaluation, loading
     from tfmirror.parallel import devices
 
@@ -100,15 +107,29 @@ def main(settings: EvaluateConfig) -> None:
     evaluation.configure_process(loading.read_settings(settings.model_path), chosen)
     found = loading.find(settings.model_path, log)
     on = resolve(settings, found.settings)
+    *image_size, channels = found.input_shape
     dataset = datasets.load(
-        on.dataset, on.data_dir, limit_eval_examples=on.limit_eval_examples
+        on.dataset,
+        on.data_dir,
+        limit_eval_examples=on.limit_eval_examples,
+        options=image_folder.Options(
+            image_size=tuple(image_size),
+            channels=channels,
+            eval_fraction=on.eval_fraction,
+            class_names=found.class_names,
+        ),
     )
     log(f"model: {found.settings['model']} of {found.source}")
     log(f"data: {dataset.name}, {len(dataset.eval):,} evaluation examples")
     log(f"source: {dataset.source}")
+    if found.class_names:
+        log(f"classes: {', '.join(found.class_names)}")
     log(f"devices: {chosen.describe()}")
-    reached = evaluation.evaluate(found, dataset, chosen, on.global_batch_size)
+    with streaming.stops_on_unreadable_files(dataset.eval):
+        reached = evaluation.evaluate(found, dataset, chosen, on.global_batch_size)
     report = describe(reached)
+    if found.class_names:
+        report["class_names"] = list(found.class_names)
     log(
         f"eval loss {report['eval_loss']:.4f} acc {report['eval_accuracy']:.4f}  "
         f"{report['num_correct']:,} of {report['num_eval_examples']:,} correct  "
@@ -118,7 +139,7 @@ def main(settings: EvaluateConfig) -> None:
         print(json.dumps(report))
 
 
-def describe(reached: "state.PassProgress") -> dict[str, float]:
+def describe(reached: "state.PassProgress") -> dict[str, typing.Any]:
     """Returns the result of a pass over the evaluation examples, for JSON."""
     totals = reached.totals
     return {

@@ -79,7 +79,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     try:
         # Without O_NONBLOCK, opening a named pipe would wait.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise UnreadableError("not a regular file")
@@ -87,9 +87,19 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
                 raise UnreadableError(
                     f"{found.st_size:,} bytes, at most {MAX_FILE_BYTES:,} are read"
                 )
-            return file.read()
+            return _read_whole(descriptor, found.st_size)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UnreadableError(error.strerror or str(error)) from error
+
+
+def _read_whole(descriptor: int, size: int) -> bytes:
+    """Returns what a descriptor of a file of `size` bytes gives up to its end."""
+    content = os.read(descriptor, size)
+    while len(content) < size and (more := os.read(descriptor, size - len(content))):
+        content += more  # a signal, or a file system over a network
+    return content
 
 
 def convert(
@@ -98,20 +108,21 @@ def convert(
     """Returns the image in the content of a file; see `read`."""
     height, width, channels = shape
     try:
-        with PIL.Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise UnreadableError(
-                    f"{image.width:,}x{image.height:,} pixels, at most {MAX_PIXELS:,} "
-                    "are read"
-                )
-            image.load()
-            upright = turn_upright(image)
-        plain = to_mode(upright, MODES[channels])
+        image = PIL.Image.open(io.BytesIO(content), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise UnreadableError(
+                f"{image.width:,}x{image.height:,} pixels, at most {MAX_PIXELS:,} are "
+                "read"
+            )
+        image.load()
+        plain = to_mode(turn_upright(image), MODES[channels])
         if height and plain.size != (width, height):
             if not is_resized:
                 raise OtherSizeError(f"{plain.height}x{plain.width}")
             plain = plain.resize((width, height), PIL.Image.Resampling.BILINEAR)
-        return np.asarray(plain).reshape(plain.height, plain.width, channels)
+        # The same as np.asarray(plain), in half of the time.
+        pixels = np.frombuffer(plain.tobytes(), np.uint8)
+        return pixels.reshape(plain.height, plain.width, channels)
     except UnreadableError:
         raise
     except PIL.UnidentifiedImageError as error:

@@ -24,7 +24,7 @@ from tfmirror.models.variable_shapes import variable_shapes
 from tfmirror.parallel import optimizers
 from tfmirror.rundir import checkpoints, directory, reader
 from tfmirror.rundir.reader import RunRecord
-from tfmirror.rundir.state import START_OF_PASS, RunState
+from tfmirror.rundir.state import START_OF_PASS, RunState, class_names_of
 
 # How paths of batch norm's variables end that it updates in training.
 MOVING_STATISTICS = ("/moving_mean", "/moving_variance")
@@ -43,6 +43,7 @@ class Trained:
     num_classes: int  # K
     # Of the whole model, in its order, with the weights that are evaluated.
     variables: tuple[np.ndarray, ...]
+    class_names: tuple[str, ...] = ()  # [K]; (): not known
 
 
 def find(path: str | pathlib.Path, warn: Callable[[str], object]) -> Trained:
@@ -128,6 +129,7 @@ def _from_state(
         variables=tuple(
             state.variables[name] for name in _evaluated_names(state, file, warn)
         ),
+        class_names=_of_number(state.model.class_names, state.model.num_classes),
     )
 
 
@@ -170,6 +172,10 @@ def _from_finished(
     """Returns the Trained model of a finished run."""
     file = folder / directory.MODEL
     model = _load_keras(file)
+    try:
+        class_names = class_names_of(summary)
+    except TypeError as error:
+        raise files.damaged(folder / "summary.json", error) from error
     if metrics.weights_sha256(model.variables) != summary.get("weights_sha256"):
         raise _damaged(file, "its weights are not those in summary.json")
     return Trained(
@@ -178,7 +184,13 @@ def _from_finished(
         input_shape=tuple(model.input_shape[1:]),
         num_classes=model.output_shape[-1],
         variables=tuple(variable.numpy() for variable in model.variables),
+        class_names=_of_number(class_names, model.output_shape[-1]),
     )
+
+
+def _of_number(class_names: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
+    """Returns the names of the classes if there are as many; else none."""
+    return class_names if len(class_names) == num_classes else ()
 
 
 @keras_defaults.scope()

@@ -63,6 +63,11 @@ class TrainingSetup:
         return model | self.optimizer.named_variables
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; (): not known."""
+        return self.dataset.class_names
+
+    @property
     def steps_per_epoch(self) -> int:
         """Training steps in a pass over the training examples."""
         return sum(segment.num_steps for segment in self.train_segments)
