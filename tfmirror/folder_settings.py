@@ -23,6 +23,10 @@ def check(dataset: str | None, settings: typing.Any) -> None:
       settings: what has some or all of the settings as attributes; None: not given.
     """
     given = {name: getattr(settings, name, None) for name in NAMES}
+    parse_size(given["image_size"] or "")
+    channels, fraction = given["channels"] or 0, given["eval_fraction"] or 0
+    errors.require(channels in (0, 1, 3), "channels", channels, "1 or 3 (0: 3)")
+    errors.require(0 <= fraction < 1, "eval_fraction", fraction, "in [0, 1)")
     for name, value in given.items():
         if dataset not in (None, FOLDER) and value:
             if value != getattr(TrainConfig, name):
@@ -30,10 +34,6 @@ def check(dataset: str | None, settings: typing.Any) -> None:
                     f"{name} has an effect with dataset={FOLDER} alone: got "
                     f"{errors.shown(value)} with dataset={dataset}; remove it"
                 )
-    parse_size(given["image_size"] or "")
-    channels, fraction = given["channels"] or 0, given["eval_fraction"] or 0
-    errors.require(channels in (0, 1, 3), "channels", channels, "1 or 3 (0: 3)")
-    errors.require(0 <= fraction < 1, "eval_fraction", fraction, "in [0, 1)")
 
 
 def parse_size(given: str | tuple[int, ...]) -> tuple[int, ...]:
