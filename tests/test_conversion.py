@@ -8,6 +8,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
+import tensorflow as tf
 
 from tfmirror.data import conversion
 
@@ -124,6 +125,52 @@ def test_the_orientation_of_any_format_is_that_of_pillow(tmp_path, orientation):
         with PIL.Image.open(path) as saved:
             expected = np.asarray(PIL.ImageOps.exif_transpose(saved))
         np.testing.assert_array_equal(read(path), expected)
+
+
+def png(pixels, **options):
+    file = io.BytesIO()
+    image = (
+        pixels if isinstance(pixels, PIL.Image.Image) else PIL.Image.fromarray(pixels)
+    )
+    image.save(file, "PNG", **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_plain_png_is_the_same_for_tensorflow(channels):
+    rng = np.random.default_rng(0)
+    pixels = image_files.make_picture(rng, 30, 45)
+    pixels = pixels[..., 0] if channels == 1 else pixels
+    content, shape = png(pixels), (30, 45, channels)
+    assert conversion.is_plain_png(content, shape)
+    np.testing.assert_array_equal(
+        tf.io.decode_png(content, channels), conversion.convert(content, shape)
+    )
+    assert not conversion.is_plain_png(content, (45, 30, channels))
+    assert not conversion.is_plain_png(content, (30, 45, 4 - channels))
+    assert not conversion.is_plain_png(content[:-1], shape)
+    assert not conversion.is_plain_png(content + b"\0", shape)
+    assert not conversion.is_plain_png(b"", shape)
+
+
+COLOUR = image_files.make_picture(np.random.default_rng(0), 30, 45)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png(COLOUR, exif=image_files.oriented(1)),
+        png(COLOUR, transparency=(0, 0, 0)),
+        png(COLOUR, dpi=(72, 72)),
+        png(np.dstack([COLOUR, COLOUR[..., 0]])),
+        png(COLOUR[..., 0].astype(np.uint16)),
+        png(PIL.Image.fromarray(COLOUR).quantize(16)),
+        png(PIL.Image.fromarray(COLOUR).convert("1")),
+    ],
+)
+def test_a_png_of_another_kind_is_left_to_pillow(content):
+    for channels in (1, 3):
+        assert not conversion.is_plain_png(content, (30, 45, channels))
 
 
 def tiff(values):

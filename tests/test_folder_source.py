@@ -90,6 +90,46 @@ def test_streamed_batches_are_those_in_memory(folder):
         np.testing.assert_array_equal(labels, memory.train.labels[[7, 0, 7]])
 
 
+def write_noise(folder, rng):
+    """Writes 40 PNG files of SIZE, of two classes."""
+    for k in range(40):
+        (folder / f"c{k % 2}").mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (*SIZE, 3)).astype(np.uint8)
+        PIL.Image.fromarray(pixels).save(folder / f"c{k % 2}/{k}.png")
+
+
+def test_a_png_file_that_is_damaged_later_stops_the_run(tmp_path):
+    write_noise(tmp_path / "images", np.random.default_rng(0))
+    examples = load(tmp_path / "images", "no").train
+    path = pathlib.Path(examples.files.path(3))
+    content = bytearray(path.read_bytes())
+    content[60:100] = bytes(40)
+    read = iter(
+        pipeline.per_replica_batches(
+            examples, first=0, per_replica_batch_sizes=(8,), batches_per_epoch=1
+        )
+    )
+    path.write_bytes(content)
+    with pytest.raises(errors.TrainingStoppedError, match="more, a PNG file .damaged"):
+        with streaming.stops_on_unreadable_files(examples):
+            for _ in range(50):
+                next(read)
+
+
+def test_streamed_png_files_that_need_no_conversion_are_those_in_memory(tmp_path):
+    """The first two batches need none, and the last one has an image that does."""
+    rng = np.random.default_rng(0)
+    write_noise(tmp_path / "images", rng)
+    memory, streamed = load(tmp_path / "images", "yes"), load(tmp_path / "images", "no")
+    last = pathlib.Path(streamed.train.files.path(len(streamed.train) - 1))
+    with PIL.Image.open(last) as image:
+        image.save(last, dpi=(72, 72))
+    pairs = zip(batches(memory.train), batches(streamed.train), strict=True)
+    for (x, y), (streamed_x, streamed_y) in pairs:
+        np.testing.assert_array_equal(streamed_x, x)
+        np.testing.assert_array_equal(streamed_y, y)
+
+
 def test_the_digest_covers_pixels_labels_and_order(folder):
     digests = {datasets.sha256(load(folder, "no"))}
     content = (folder / "c00/0000.jpg").read_bytes()

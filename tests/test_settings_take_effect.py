@@ -545,7 +545,7 @@ def test_images_of_a_folder_are_resized_converted_and_shared_out(tmp_path):
         assert sum(shares[fraction]) == 40
         assert len(built.dataset.eval) / 40 == pytest.approx(fraction, abs=0.2)
     assert shares[0.2] != shares[0.5]
-    folder = ("--dataset=folder", data, "--image_size=16x24", "--eval_fraction=0.2")
+    folder = ("--dataset=folder", data, "--image_size=16x24", "--eval_fraction=0.5")
     assert images_of(build(*folder)).shape == (12, 16, 24, 3)
 
 
@@ -556,7 +556,7 @@ def test_images_of_a_folder_are_resized_converted_and_shared_out(tmp_path):
 )
 def test_images_of_a_folder_are_held_or_read(tmp_path, value, kind):
     arguments = ("--dataset=folder", folder_of_stripes(tmp_path / "images"))
-    arguments += ("--image_size=16x24", "--eval_fraction=0.2")
+    arguments += ("--image_size=16x24", "--eval_fraction=0.5")
     built = build(*arguments, f"--data_in_memory={value}")
     assert type(built.dataset.train) is kind
 

@@ -17,6 +17,7 @@ import contextlib
 import io
 import os
 import stat
+import struct
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -34,6 +35,12 @@ MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode of 8-bit image
 MODES_OF_16_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 TRANSPARENT_MODES = ("LA", "PA", "RGBA", "RGBa")
 OPAQUE_MODES = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
+# The start of a PNG file up to the values of its first chunk, these values (then comes
+# their checksum), and all of its last chunk.
+PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+PNG_HEAD = struct.Struct(">IIBBBBB")
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+PNG_COLOURS = {1: 0, 3: 2}  # number of channels -> the code of the colours
 # An image takes some ten bytes a pixel while it is read.
 MAX_PIXELS = 2**26
 MAX_FILE_BYTES = 64 * 2**20
@@ -165,6 +172,20 @@ def _upper_8_bits(image: PIL.Image.Image) -> PIL.Image.Image:
     if (transparent := image.info.get("transparency")) is not None:
         upper = np.where(values == transparent, np.uint8(255), upper)
     return PIL.Image.fromarray(upper)
+
+
+def is_plain_png(content: bytes, shape: Sequence[int]) -> bool:
+    """Returns whether a file is a PNG with the pixels of an image of `shape` alone.
+
+    It is 8-bit grey or RGB as the shape has it, and has one chunk of pixels and no
+    other: no palette, no transparency, no orientation. So every decoder gives the
+    pixels that the rule gives.
+    """
+    height, width, channels = shape
+    head = PNG_HEAD.pack(width, height, 8, PNG_COLOURS[channels], 0, 0, 0)
+    if not content.startswith(PNG_START + head) or content[37:41] != b"IDAT":
+        return False
+    return content[33 + 12 + int.from_bytes(content[33:37]) :] == PNG_END
 
 
 @contextlib.contextmanager

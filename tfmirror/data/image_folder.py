@@ -57,7 +57,7 @@ class ImageFiles:
 
     def path(self, index: int) -> str:
         """Returns the path of a file, to open it."""
-        return os.path.join(self.folder, self.paths[index])
+        return f"{self.folder}/{self.paths[index]}"
 
     def chosen(self, indices: np.ndarray | slice) -> "ImageFiles":
         """Returns some of the files, in the order of `indices`."""

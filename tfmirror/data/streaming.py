@@ -66,15 +66,45 @@ class StreamedExamples:
         Raises:
           UnreadableError: a file can't be read any more; `problems` says which.
         """
-        images = np.empty((len(indices), *self.image_shape), np.uint8)
-        for k, index in enumerate(indices.tolist()):
-            path = self.files.path(index)
+        return self._convert(indices, self._contents(indices))
+
+    def _contents(self, indices: np.ndarray) -> list[bytes]:
+        """Returns the contents of files, each one whole."""
+        contents: list[bytes] = []
+        try:
+            for index in indices.tolist():
+                contents.append(conversion.read_bytes(self.files.path(index)))
+        except conversion.UnreadableError as error:
+            self._note(indices[len(contents)], error)
+            raise
+        return contents
+
+    def _convert(self, indices: np.ndarray, contents: list[bytes]) -> np.ndarray:
+        """Returns images [n, H, W, C] uint8 of the contents of files."""
+        images = np.empty((len(contents), *self.image_shape), np.uint8)
+        for k, content in enumerate(contents):
             try:
-                images[k] = conversion.read(path, self.image_shape)
+                images[k] = conversion.convert(content, self.image_shape)
             except conversion.UnreadableError as error:
-                self.problems.append(f"{path} ({error})")
+                self._note(indices[k], error)
                 raise
         return images
+
+    def _note(self, index: int, error: Exception) -> None:
+        """Notes in `problems` why a file can't be read."""
+        self.problems.append(f"{self.files.path(index)} ({error})")
+
+    def _read_undecoded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the contents of files, [n], if all are plain PNG; else their images.
+
+        What is not returned is empty.
+        """
+        contents = self._contents(indices)
+        if contents and all(
+            conversion.is_plain_png(c, self.image_shape) for c in contents
+        ):
+            return np.array(contents, object), np.empty((0, 0, 0, 0), np.uint8)
+        return np.empty(0, object), self._convert(indices, contents)
 
     def batches(
         self,
@@ -90,7 +120,17 @@ class StreamedExamples:
 
         def read(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             chosen = indices(number)
-            images = tf.numpy_function(self.read_images, [chosen], tf.uint8)
+            contents, images = tf.numpy_function(
+                self._read_undecoded, [chosen], (tf.string, tf.uint8)
+            )
+            contents = tf.ensure_shape(contents, [None])
+            # Python's lock is held by one thread at a time. TensorFlow needs none, and
+            # gives the same pixels.
+            images = tf.cond(
+                tf.size(contents) > 0,
+                lambda: _decode_png(contents, self.image_shape),
+                lambda: images,
+            )
             shape = [*chosen.shape, *self.image_shape]
             return tf.ensure_shape(images, shape), tf.gather(labels, chosen)
 
@@ -100,6 +140,17 @@ class StreamedExamples:
     def update_digest(self, digest: "hashlib._Hash") -> None:
         """Adds all images and labels to a digest, and shapes and dtypes."""
         update_digest(digest, self.image_shape, self.digests, self.labels)
+
+
+def _decode_png(contents: "tf.Tensor", shape: tuple[int, ...]) -> "tf.Tensor":
+    """Returns the images [n, H, W, C] of PNG files [n] of this shape."""
+    import tensorflow as tf
+
+    def decode(content: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.io.decode_png(content, shape[-1]), shape)
+
+    signature = tf.TensorSpec(shape, tf.uint8)
+    return tf.map_fn(decode, contents, fn_output_signature=signature)
 
 
 @contextlib.contextmanager
@@ -112,10 +163,14 @@ def stops_on_unreadable_files(*sources: ExampleSource) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        problems = [p for s in sources for p in getattr(s, "problems", ())]
+        streamed = [s for s in sources if isinstance(s, StreamedExamples)]
+        problems = [problem for source in streamed for problem in source.problems]
+        if streamed and not problems and "DecodePng" in str(error):
+            # TensorFlow does not say which file it was.
+            problems = ["a PNG file (damaged since it was checked)"]
         if not problems:
             raise
         raise errors.TrainingStoppedError(
             f"an image can't be read any more, {problems[0]}: put it back as it was, "
-            "and resume the run"
+            "and resume the run, which first checks the images that have changed"
         ) from error
