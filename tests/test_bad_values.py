@@ -67,9 +67,10 @@ def bad_values(field):
         return ("nan", "-1", "1,x", DIGITS)  # may be empty, or 0
     if describe(field).is_list and field.name in LISTS_OF_NUMBERS:
         return BAD_LISTS
-    return {"checkpoint_every": ("1e3", "-1epoch", f"{DIGITS}steps")}.get(
-        field.name, ()
-    )
+    return {
+        "checkpoint_every": ("1e3", "-1epoch", f"{DIGITS}steps"),
+        "image_size": ("28", "0x28", "28x", "-1x28", f"{DIGITS}x28"),
+    }.get(field.name, ())
 
 
 BAD_FLAGS = [

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from tfmirror import config, errors, inspect_replicas, models, recipes
+from tfmirror import config, errors, folder_settings, inspect_replicas, models, recipes
 from tfmirror.parallel import devices, optimizers
 from tfmirror.settings import names_with
 from tfmirror.training import schedules
@@ -30,6 +30,24 @@ from tfmirror.training import schedules
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
         ({"epochs": 0}, "epochs must be at least 1: got 0"),
         ({"limit_train_examples": -1}, "limit_train_examples must be at least 0"),
+        ({"image_size": "64"}, "image_size must be height x width .* got '64'"),
+        ({"image_size": "0x64"}, "image_size must be height x width in pixels"),
+        ({"channels": 4}, r"channels must be at most 3 \(0: 3 for a folder\): got 4"),
+        ({"channels": 2, "dataset": "folder"}, r"channels must be 1 or 3 \(0: 3\)"),
+        (
+            {"eval_fraction": 1.0, "dataset": "folder"},
+            r"eval_fraction must be in \[0, 1\): got 1.0",
+        ),
+        ({"data_in_memory": "maybe"}, "data_in_memory must be one of auto, yes, no"),
+        *(
+            ({name: value}, f"{name} has an effect with dataset=folder alone: .*digits")
+            for name, value in (
+                ("image_size", "64x64"),
+                ("channels", 1),
+                ("eval_fraction", 0.1),
+                ("data_in_memory", "no"),
+            )
+        ),
         ({"steps_per_loop": -1}, "steps_per_loop must be at least 0"),
         ({"microbatches": -1}, r"microbatches must be at least 0 \(0: one per"),
         ({"microbatches_per_replica": "5;3"}, "comma-separated whole.* got '5;3'"),
@@ -182,6 +200,17 @@ def test_explicit_shares_alone_say_how_many_microbatches_there_are():
     assert config.parse_counts("5, 3") == (5, 3) and config.parse_counts("") == ()
 
 
+def test_the_settings_of_a_folder_are_parsed_and_written_as_texts():
+    given = config.TrainConfig(dataset="folder", image_size="28x32", eval_fraction=0.1)
+    resolved = config.resolve(given, 2)
+    assert (resolved.image_size, resolved.channels) == ((28, 32), 3)
+    written = resolved.to_json()
+    assert (written["image_size"], written["channels"]) == ("28x32", 3)
+    folder_settings.check("folder", config.TrainConfig(**written))
+    other = config.resolve(config.TrainConfig(), 2)
+    assert (other.image_size, other.channels) == ((), 0)
+
+
 @pytest.mark.parametrize(
     ("text", "number", "unit"),
     [("1epoch", 1, "epoch"), ("200 steps", 200, "step"), ("", 0, "step")],
@@ -276,8 +305,9 @@ def test_what_is_given_beside_a_preset_wins(preset, given, changed, dropped):
 
 def test_settings_say_whether_they_may_differ_on_resume():
     assert sorted(names_with(config.TrainConfig, "free")) == sorted(
-        "workdir device_type data_dir steps_per_loop check_drift_every on_drift "
-        "checkpoint_every keep resume resume_override step_timeout "
+        "workdir device_type data_dir data_in_memory steps_per_loop "
+        "check_drift_every on_drift checkpoint_every keep resume resume_override "
+        "step_timeout "
         "microbatches_per_replica per_replica_batch_size".split()
     )
     assert sorted(names_with(config.TrainConfig, "override")) == sorted(

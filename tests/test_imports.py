@@ -24,6 +24,7 @@ ORDER = (
     "tfmirror.model_source",
     "tfmirror.settings",
     "tfmirror.train_config",
+    "tfmirror.folder_settings",
     "tfmirror.config",
     "tfmirror.data",
     "tfmirror.models",

@@ -13,6 +13,7 @@ import math
 import os
 import pathlib
 
+import image_files
 import keras
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from helpers import (
 )
 
 from tfmirror import config, errors, files, flags, hardware, models
-from tfmirror.data import augmentation, datasets, pipeline
+from tfmirror.data import augmentation, datasets, pipeline, streaming
 from tfmirror.diagnostics import drift
 from tfmirror.parallel import step, step_loop
 from tfmirror.rundir import checkpoints
@@ -617,6 +618,47 @@ def test_the_data_are_those_in_the_folder(tmp_path):
     assert sorted(x.tobytes() for x in images) == sorted(
         x.tobytes() for x in train.images
     )
+
+
+def folder_of_stripes(folder):
+    """Writes 40 images of two classes in colour, 30 x 20 pixels; returns the folder."""
+    image_files.write_folder(folder, 40, sides=(20, 30))
+    return f"--data_dir={folder}"
+
+
+def images_of(built):
+    return np.concatenate([part.images for part in next_parts(built)])
+
+
+@effect_of("dataset", "data_dir", "image_size", "channels", "eval_fraction")
+def test_images_of_a_folder_are_resized_converted_and_shared_out(tmp_path):
+    data = folder_of_stripes(tmp_path / "images")
+    shares = {}
+    for fraction in (0.2, 0.5):
+        built = build(
+            "--dataset=folder", data, "--image_size=16x24", "--channels=1",
+            f"--eval_fraction={fraction}", "--limit_train_examples=0",
+            "--limit_eval_examples=0",
+        )  # fmt: skip
+        assert images_of(built).shape == (12, 16, 24, 1)
+        shares[fraction] = {len(built.dataset.train), len(built.dataset.eval)}
+        assert sum(shares[fraction]) == 40
+        assert len(built.dataset.eval) / 40 == pytest.approx(fraction, abs=0.2)
+    assert shares[0.2] != shares[0.5]
+    folder = ("--dataset=folder", data, "--image_size=16x24", "--eval_fraction=0.5")
+    assert images_of(build(*folder)).shape == (12, 16, 24, 3)
+
+
+@effect_of("data_in_memory")
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [("yes", datasets.Examples), ("no", streaming.StreamedExamples)],
+)
+def test_images_of_a_folder_are_held_or_read(tmp_path, value, kind):
+    arguments = ("--dataset=folder", folder_of_stripes(tmp_path / "images"))
+    arguments += ("--image_size=16x24", "--eval_fraction=0.5")
+    built = build(*arguments, f"--data_in_memory={value}")
+    assert type(built.dataset.train) is kind
 
 
 # Runs: what is called and written, in its order.

@@ -14,7 +14,7 @@ import re
 import typing
 from collections.abc import Mapping
 
-from tfmirror import errors, model_source
+from tfmirror import errors, folder_settings, model_source
 from tfmirror.recipes import (
     ADAM_LEARNING_RATE,
     EPOCHS_OF_SMALL_DATASETS,
@@ -42,6 +42,8 @@ class ResolvedConfig(TrainConfig):
     fields.
 
     Attributes:
+      image_size: (H, W) of a folder's images; empty: their own.
+      channels: of a folder's images; 0: the dataset is no folder.
       microbatches: number in a global batch on any number of replicas; 0: one per
         replica.
       microbatches_per_replica: number of each replica; empty: not given.
@@ -55,6 +57,7 @@ class ResolvedConfig(TrainConfig):
       texts: the parsed settings as they were given, for config.json.
     """
 
+    image_size: tuple[int, ...]
     microbatches_per_replica: tuple[int, ...]
     global_batch_size: int
     per_replica_batch_size: int
@@ -113,6 +116,7 @@ def check(settings: TrainConfig) -> None:
             f"itself: got {settings.init}; remove init"
         )
     check_seed(settings.seed)
+    folder_settings.check(settings.dataset, settings)
     _check_batches(settings)
     _check_optimizer(settings)
     parse_interval(settings.checkpoint_every)
@@ -271,6 +275,10 @@ def resolve(
     recipe_epochs = EPOCHS_OF_SMALL_DATASETS.get(settings.dataset, recipe.epochs)
     decided = {
         "gpus": num_replicas,
+        "image_size": folder_settings.parse_size(settings.image_size),
+        "channels": folder_settings.resolve_channels(
+            settings.dataset, settings.channels
+        ),
         "microbatches": microbatches,
         "microbatches_per_replica": parse_counts(settings.microbatches_per_replica),
         "global_batch_size": global_batch_size,
@@ -317,6 +325,9 @@ def _values(settings: TrainConfig) -> dict[str, typing.Any]:
 def _texts(settings: TrainConfig) -> dict[str, str]:
     """Returns {name: text} of the settings that `resolve` parses."""
     return {
+        "image_size": "x".join(
+            map(str, folder_settings.parse_size(settings.image_size))
+        ),
         "microbatches_per_replica": _list_text(settings.microbatches_per_replica),
         "checkpoint_every": str(settings.checkpoint_every),
         "resume_override": _list_text(settings.resume_override),

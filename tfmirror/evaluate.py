@@ -12,7 +12,7 @@ import json
 import pathlib
 import typing
 
-from tfmirror import command, errors, files, metrics, model_source
+from tfmirror import command, errors, files, folder_settings, metrics, model_source
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -40,6 +40,9 @@ class EvaluateConfig:
     )
     limit_eval_examples: int | None = setting_of(
         TrainConfig, "limit_eval_examples", None, none_means=FROM_RUN
+    )
+    eval_fraction: float | None = setting_of(
+        TrainConfig, "eval_fraction", None, none_means=FROM_RUN
     )
     gpus: int = setting_of(TrainConfig, "gpus")
     device_type: str = setting_of(TrainConfig, "device_type")
@@ -76,6 +79,7 @@ def check(settings: EvaluateConfig) -> None:
     got = settings.arguments
     errors.require(len(got) == 1, "arguments", got, "one run directory or checkpoint")
     check_fields(settings)
+    folder_settings.check(settings.dataset, settings)
     if name := settings.plot_file:
         errors.require(name.endswith(".png"), "plot_file", name, "a name in .png")
         errors.check_new_file("plot_file", name)
@@ -93,6 +97,7 @@ class ResolvedEvaluateConfig:
     data_dir: str
     limit_eval_examples: int
     global_batch_size: int
+    eval_fraction: float = 0.0  # runs from before image folders have none
 
 
 def resolve(
@@ -108,17 +113,19 @@ def resolve(
       run_settings: {name: value} of the run.
     """
     names = [field.name for field in dataclasses.fields(ResolvedEvaluateConfig)]
-    values = {name: run_settings[name] for name in names}
+    values = {name: run_settings[name] for name in names if name in run_settings}
     if settings.dataset not in (None, values["dataset"]):
-        values |= {"data_dir": "", "limit_eval_examples": 0}
+        values |= {"data_dir": "", "limit_eval_examples": 0, "eval_fraction": 0.0}
     given = {name: getattr(settings, name) for name in names}
     values |= {name: value for name, value in given.items() if value is not None}
-    return ResolvedEvaluateConfig(**values)
+    resolved = ResolvedEvaluateConfig(**values)
+    folder_settings.check(resolved.dataset, resolved)
+    return resolved
 
 
 def main(settings: EvaluateConfig) -> None:
     """Prints the accuracy and the loss over the evaluation examples."""
-    from tfmirror.data import datasets
+    from tfmirror.data import datasets, image_folder, streaming
     from tfmirror.inference import evaluation
     from tfmirror.parallel import devices
     from tfmirror.rundir import loading
@@ -131,19 +138,33 @@ def main(settings: EvaluateConfig) -> None:
     own_model = model_source.load(settings.model) if settings.model else None
     found = loading.find(settings.model_path, log, own_model)
     on = resolve(settings, found.settings)
+    *image_size, channels = found.input_shape
     dataset = datasets.load(
-        on.dataset, on.data_dir, limit_eval_examples=on.limit_eval_examples
+        on.dataset,
+        on.data_dir,
+        limit_eval_examples=on.limit_eval_examples,
+        options=image_folder.Options(
+            image_size=tuple(image_size),
+            channels=channels,
+            eval_fraction=on.eval_fraction,
+            class_names=found.class_names,
+        ),
     )
     log(f"model: {found.settings['model']} of {found.source}")
     log(f"data: {dataset.name}, {len(dataset.eval):,} evaluation examples")
     log(f"source: {dataset.source}")
+    if found.class_names:
+        log(f"classes: {', '.join(found.class_names)}")
     log(f"devices: {chosen.describe()}")
     arguments = found, dataset, chosen, on.global_batch_size
-    if settings.per_class:
-        reached, of_classes = evaluation.evaluate_per_class(*arguments)
-    else:
-        reached, of_classes = evaluation.evaluate(*arguments), None
+    with streaming.stops_on_unreadable_files(dataset.eval):
+        if settings.per_class:
+            reached, of_classes = evaluation.evaluate_per_class(*arguments)
+        else:
+            reached, of_classes = evaluation.evaluate(*arguments), None
     report = describe(reached, found.num_classes)
+    if found.class_names:
+        report["class_names"] = list(found.class_names)
     log(line_of(report))
     if of_classes:
         report |= of_classes.to_json()

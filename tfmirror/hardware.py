@@ -7,6 +7,19 @@ import re
 
 CPUINFO = pathlib.Path("/proc/cpuinfo")
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+MEMINFO = pathlib.Path("/proc/meminfo")
+# Limit, use and statistics of the process's control group, of version 2 and 1.
+CGROUP_MEMORY = tuple(
+    tuple(pathlib.Path("/sys/fs/cgroup", name) for name in names)
+    for names in (
+        ("memory.max", "memory.current", "memory.stat"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+        ),
+    )
+)
 
 # Prefixes of the flags that decide TensorFlow's speed on x86 processors, in Linux'
 # spelling.
@@ -72,3 +85,23 @@ def parse_cpuinfo(text: str) -> Cpu:
         model=fields.get("model name", ""),
         flags=tuple(sorted(f for f in flags if f.startswith(CPU_FLAG_PREFIXES))),
     )
+
+
+def available_memory() -> int:
+    """Returns the bytes of memory that this process could still take.
+
+    It is what Linux calls available, or what is left of the limit of the process's
+    control group if that is less. On other systems it is half of all memory.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = MEMINFO.read_text() if MEMINFO.exists() else ""
+    found = re.search(r"^MemAvailable: +(\d+) kB", text, re.MULTILINE)
+    left = [int(found[1]) * 1024 if found else total // 2]
+    for limit, used, statistics in CGROUP_MEMORY:
+        if limit.exists() and used.exists() and statistics.exists():
+            most = limit.read_text().strip()  # or "max"
+            # Files that were read count as used until their memory is needed.
+            cached = re.search(r"^inactive_file (\d+)$", statistics.read_text(), re.M)
+            in_use = int(used.read_text()) - (int(cached[1]) if cached else 0)
+            left += [int(most) - in_use] if most.isdigit() else []
+    return max(0, min(left))

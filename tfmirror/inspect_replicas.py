@@ -112,13 +112,12 @@ def inspect(
         )
     strategy = devices.make_strategy(chosen)
     keras.utils.set_random_seed(settings.seed)
-    shape = dataset.train.images.shape[1:]
+    shape = dataset.train.image_shape
     with strategy.scope():
         model = models.build(settings.model, shape, dataset.num_classes)
         if model_source.is_own(settings.model):
             own_model.check_outputs(model)
-    images = dataset.train.images[:num_examples]
-    labels = dataset.train.labels[:num_examples]
+    images, labels = dataset.train.read(np.arange(num_examples))
     return inspection.inspect(strategy, model, images, labels), chosen
 
 

@@ -5,7 +5,8 @@ python -m tfmirror.predict runs/first t10k-images-idx3-ubyte.gz --format=json
 
 The first argument is a run directory or a checkpoint. The others are image files (BMP,
 JPEG, PNG, TIFF or WebP), which are turned as their EXIF orientation says, or IDX files
-of images.
+of images. For a model of an image folder, image files (also GIF) are resized and
+converted as they were in its training.
 """
 
 import csv
@@ -15,7 +16,7 @@ import json
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
-from tfmirror import command, errors, files, model_source
+from tfmirror import command, errors, files, folder_settings, model_source
 from tfmirror.settings import check_fields, positional_arguments, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -41,8 +42,9 @@ class PredictConfig:
     device_type: str = setting_of(TrainConfig, "device_type")
     format: str = setting(
         "csv",
-        "format of the table. csv: file, index of the image in the file, class, and "
-        "probability of that class; json: the same and the probability of every class",
+        "format of the table. csv: file, index of the image in the file, class, "
+        "probability of that class, and its name if the run knows it; json: the same "
+        "and the probability of every class",
         group="Output",
         choices=("csv", "json"),
     )
@@ -76,11 +78,22 @@ def main(settings: PredictConfig) -> None:
     own_model = model_source.load(settings.model) if settings.model else None
     found = loading.find(settings.arguments[0], command.print_to_stderr, own_model)
     names = settings.arguments[1:]
-    read = [images.read(name, found.input_shape) for name in names]
+    is_converted = found.settings["dataset"] == folder_settings.FOLDER
+    read = [
+        images.read(name, found.input_shape, is_converted=is_converted)
+        for name in names
+    ]
+    if is_converted:
+        height, width, channels = found.input_shape
+        command.print_to_stderr(
+            f"image files are resized to {height}x{width} and converted to "
+            f"{'grey' if channels == 1 else 'RGB'}, as in the training"
+        )
     strategy = devices.make_strategy(chosen)
     model = loading.build(found, strategy)
     probabilities = prediction.predict(strategy, model, np.concatenate(read))
-    text = FORMATS[settings.format](entries(names, map(len, read), probabilities))
+    predicted = entries(names, map(len, read), probabilities, found.class_names)
+    text = FORMATS[settings.format](predicted)
     if not settings.output_file:
         print(text, end="")
         return
@@ -94,7 +107,10 @@ def main(settings: PredictConfig) -> None:
 
 
 def entries(
-    names: Sequence[str], counts: Iterable[int], probabilities: "np.ndarray"
+    names: Sequence[str],
+    counts: Iterable[int],
+    probabilities: "np.ndarray",
+    class_names: Sequence[str] = (),
 ) -> Iterator[Entry]:
     """Yields an entry for each image: its file, its class and the probabilities.
 
@@ -102,15 +118,18 @@ def entries(
       names: of the files.
       counts: number of images in each file.
       probabilities: [E, K] float32 in [0, 1], of the images of all files in order.
+      class_names: [K]; empty: the entries hold none.
     """
     rows = iter(probabilities)
     for name, count in zip(names, counts, strict=True):
         for index in range(count):
             row = next(rows)
+            number = int(row.argmax())
             yield {
                 "file": name,
                 "index": index,
-                "class": int(row.argmax()),
+                "class": number,
+                **({"class_name": class_names[number]} if class_names else {}),
                 # Through text, for no more digits than float32 has.
                 "probability": float(str(row.max())),
                 "probabilities": [float(str(p)) for p in row],
@@ -120,7 +139,10 @@ def entries(
 def to_csv(predicted: Iterable[Entry]) -> str:
     """Returns entries as CSV, with the probability of the predicted class only."""
     buffer = io.StringIO()
+    predicted = list(predicted)
     columns = ["file", "index", "class", "probability"]
+    if "class_name" in predicted[0]:
+        columns.insert(columns.index("class") + 1, "class_name")
     table = csv.DictWriter(buffer, columns, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     table.writerows(predicted)

@@ -58,17 +58,48 @@ class TrainConfig:
     )
     dataset: str = setting(
         "digits",
-        "digits (embedded), synthetic, random, or the name of a dataset in data_dir, "
-        "in Debian's /usr/share/datasets or in tensorflow-datasets, such as mnist, "
-        "fashion_mnist or cifar10",
+        "digits (embedded), synthetic, random, folder (your own images in data_dir), "
+        "or the name of a dataset in data_dir, in Debian's /usr/share/datasets or in "
+        "tensorflow-datasets, such as mnist, fashion_mnist or cifar10",
         group="Data",
     )
     data_dir: str = setting(
         "",
         "folder that holds the four IDX files of the dataset, or the prepared data of "
         "tensorflow-datasets; tensorflow-datasets also downloads to it; empty: search "
-        "the standard folders",
+        "the standard folders. With dataset=folder it holds a sub-folder of images for "
+        "each class, or folders train and val (or test) with these",
         group="Data",
+        on_resume="free",
+    )
+    image_size: str | tuple[int, ...] = setting(
+        "",
+        "height and width that the images of a folder are resized to, such as 64x64; "
+        "empty: they all have one size",
+        group="Data",
+    )
+    channels: int = setting(
+        0,
+        "channels that the images of a folder are converted to. 1: grey; 3: RGB",
+        group="Data",
+        maximum=3,
+        zero_means="3 for a folder",
+    )
+    eval_fraction: float = setting(
+        0.0,
+        "share of a folder's images that are kept for evaluation, in [0, 1), if the "
+        "folder has no folders train and val. A hash of an image's path chooses it, so "
+        "images that are added move no other",
+        group="Data",
+        zero_means="the folder has its own folders train and val or test",
+    )
+    data_in_memory: str = setting(
+        "auto",
+        "whether the images of a folder are held in memory, or read from their files "
+        "in each epoch; the results are the same. auto: in memory if they take at most "
+        "half of what is available",
+        group="Data",
+        choices=("auto", "yes", "no"),
         on_resume="free",
     )
     limit_train_examples: int = setting(

@@ -9,13 +9,19 @@ much the largest entry differs. Exit code 4: a claim does not hold.
 
 import dataclasses
 import functools
-import re
 import time
 import types
 import typing
 from collections.abc import Mapping
 
-from tfmirror import command, errors, files, metrics, model_source
+from tfmirror import (
+    command,
+    errors,
+    files,
+    folder_settings,
+    metrics,
+    model_source,
+)
 from tfmirror.diagnostics import verification
 from tfmirror.recipes import RECIPES
 from tfmirror.settings import check_fields, setting, setting_of
@@ -80,10 +86,9 @@ def image_shape(settings: VerifyConfig) -> tuple[int, int, int]:
     Raises:
       InputError: image_size is something else than two numbers of pixels.
     """
-    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", settings.image_size)
-    expected = "height x width in pixels, such as 96x96"
-    errors.require(found, "image_size", settings.image_size, expected)
-    height, width = map(int, settings.image_size.split("x"))
+    size = settings.image_size
+    errors.require(size, "image_size", size, "height x width, such as 96x96")
+    height, width = folder_settings.parse_size(size)
     return height, width, settings.channels
 
 

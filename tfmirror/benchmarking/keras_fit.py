@@ -13,6 +13,7 @@ from tfmirror import models
 from tfmirror.benchmarking import messages
 from tfmirror.benchmarking.workload import Workload
 from tfmirror.data import datasets, pipeline
+from tfmirror.data.examples import ExampleSource
 from tfmirror.parallel import devices, runtime
 
 LEARNING_RATE = 0.05
@@ -57,7 +58,7 @@ def compile_model(workload: Workload, dataset: datasets.ImageDataset) -> keras.M
     """Returns the compiled model; fit calls its layers as plain Keras does."""
     model = models.build(
         workload.model,
-        dataset.train.images.shape[1:],
+        dataset.train.image_shape,
         dataset.num_classes,
         precision=workload.precision,
     )
@@ -69,9 +70,7 @@ def compile_model(workload: Workload, dataset: datasets.ImageDataset) -> keras.M
     return model
 
 
-def make_batches(
-    examples: datasets.Examples, global_batch_size: int
-) -> tf.data.Dataset:
+def make_batches(examples: ExampleSource, global_batch_size: int) -> tf.data.Dataset:
     """Returns an endless dataset of shuffled batches.
 
     Args:

@@ -4,7 +4,8 @@
     dataset.train.images                               # [E, H, W, C] uint8
     dataset.train.labels                               # [E] int32 in [0, K)
 
-`digits` is embedded; `synthetic` and `random` are generated. Any other name is searched
+`digits` is embedded; `synthetic` and `random` are generated; `folder` is a folder with
+a sub-folder of images for each class, in `data_dir`. Any other name is searched
 for in this order: IDX files in `data_dir`; IDX files in the folder of Debian's package;
 tensorflow-datasets, prepared in `data_dir` or in its default folder, or downloaded.
 """
@@ -18,9 +19,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfmirror import errors
+from tfmirror import errors, folder_settings
 from tfmirror.data import checksums, idx_folder
-from tfmirror.data.examples import Examples
+from tfmirror.data.examples import Examples, ExampleSource
+from tfmirror.data.image_folder import Options
 
 DIGITS_SCALE = 3  # 8x8 becomes 24x24, and 28x28 with the border, as in MNIST
 DIGITS_BORDER = 2
@@ -41,10 +43,9 @@ class ImageDataset:
     name: str
     source: str  # where the data were found, as text for people
     num_classes: int  # K
-    train: Examples
-    eval: Examples
-    # Of the classes 0, 1, ...; empty: not known.
-    class_names: tuple[str, ...] = ()
+    train: ExampleSource
+    eval: ExampleSource
+    class_names: tuple[str, ...] = ()  # of the classes 0, 1, ...; (): not known
 
 
 def load(
@@ -53,17 +54,19 @@ def load(
     *,
     limit_train_examples: int = 0,
     limit_eval_examples: int = 0,
+    options: Options | None = None,
 ) -> ImageDataset:
     """Returns the dataset `name`, validated.
 
     Args:
-      name: "digits", "synthetic", "random", or the name of IDX files or of a
+      name: "digits", "synthetic", "random", "folder", or the name of IDX files or of a
         tensorflow-datasets dataset, such as "mnist" or "cifar10".
-      data_dir: folder with IDX files or prepared tensorflow-datasets; it may begin
-        with ~. Empty: only the default folders are searched.
+      data_dir: folder with IDX files, prepared tensorflow-datasets or a sub-folder for
+        each class; it may begin with ~. Empty: only the default folders are searched.
       limit_train_examples: take only the first examples of the training set, up to this
         number; 0: all.
       limit_eval_examples: the same for the evaluation set.
+      options: how image folders are read; None: the defaults.
 
     Raises:
       InputError: the dataset is unknown, can't be found or downloaded, is damaged or
@@ -80,6 +83,9 @@ def load(
         raise errors.InputError(
             f"data_dir must be an existing folder: got {str(folder)!r}"
         )
+    if name == folder_settings.FOLDER:
+        limits = {"train": limit_train_examples, "eval": limit_eval_examples}
+        return _load_folder(folder, options or Options(), limits)
     return limited(
         check(_find(name, folder)),
         limit_train_examples=limit_train_examples,
@@ -99,6 +105,23 @@ def limited(
         dataset,
         train=_first(dataset.train, limit_train_examples, "limit_train_examples"),
         eval=_first(dataset.eval, limit_eval_examples, "limit_eval_examples"),
+    )
+
+
+def _load_folder(
+    folder: pathlib.Path | None, options: Options, limits: Mapping[str, int]
+) -> ImageDataset:
+    """Returns the images of a folder with a sub-folder for each class."""
+    from tfmirror.data import folder_source
+
+    if not folder:
+        raise errors.InputError(
+            "dataset=folder needs data_dir: got none; give the folder that has a "
+            "sub-folder for each class, or folders train and val with these"
+        )
+    source, names, train, evaluation = folder_source.load(folder, options, limits)
+    return ImageDataset(
+        folder_settings.FOLDER, source, len(names), train, evaluation, names
     )
 
 
@@ -135,9 +158,7 @@ def sha256(dataset: ImageDataset) -> str:
     """
     digest = hashlib.sha256()
     for examples in (dataset.train, dataset.eval):
-        for array in (examples.images, examples.labels):
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+        examples.update_digest(digest)
     return digest.hexdigest()
 
 
@@ -251,8 +272,9 @@ def check(dataset: ImageDataset) -> ImageDataset:
     """
     where = f"{dataset.name} ({dataset.source})"
     for split, examples in (("train", dataset.train), ("eval", dataset.eval)):
-        _check_arrays(f"{where}, {split} set", examples)
-    shapes = [examples.images.shape[1:] for examples in (dataset.train, dataset.eval)]
+        if isinstance(examples, Examples):
+            _check_arrays(f"{where}, {split} set", examples)
+    shapes = [examples.image_shape for examples in (dataset.train, dataset.eval)]
     if shapes[0] != shapes[1]:
         raise errors.InputError(
             f"{where}: expected images of one shape, got {list(shapes[0])} for "
@@ -290,7 +312,7 @@ def _check_arrays(where: str, examples: Examples) -> None:
         )
 
 
-def _first(examples: Examples, limit: int, name: str) -> Examples:
+def _first(examples: ExampleSource, limit: int, name: str) -> ExampleSource:
     """Returns the first `limit` examples, or all if it is 0.
 
     Raises:
@@ -301,5 +323,4 @@ def _first(examples: Examples, limit: int, name: str) -> Examples:
             f"{name} must be at most {len(examples):,}, the number of examples (0: "
             f"all): got {limit}"
         )
-    stop = limit or len(examples)
-    return Examples(examples.images[:stop], examples.labels[:stop])
+    return examples.first(limit or len(examples))

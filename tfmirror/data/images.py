@@ -6,6 +6,9 @@
 Images are neither resized nor converted to another colour mode: the model gets exactly
 the values in the file. One thing is applied, for every format alike: the orientation
 that the file states in its EXIF data. The model sees what other programs show.
+
+With `is_converted`, image files become what they were in the training on an image
+folder; see `conversion`.
 """
 
 import contextlib
@@ -20,20 +23,20 @@ import PIL.Image
 import PIL.ImageOps
 
 from tfmirror import errors, files
-from tfmirror.data import idx
+from tfmirror.data import conversion, idx
+from tfmirror.data.conversion import MAX_FILE_BYTES, MODES
 
-MODES = {1: "L", 3: "RGB"}  # number of channels -> Pillow's mode of 8-bit images
 # Pillow knows many more. Some of them are rarely used and so rarely tested; one, EPS,
 # is a program, which Pillow hands to Ghostscript.
 FORMATS = ("BMP", "JPEG", "PNG", "TIFF", "WEBP")
-# Far more than the pixels of an image that a model takes; what is left is metadata.
-MAX_FILE_BYTES = 64 * 2**20
 # Some formats need memory for all pixels as soon as they are opened, before their size
 # can be compared with the model's. Up to this many pixels the error names the size.
 MAX_PIXELS = 2**24
 
 
-def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
+def read(
+    path: str | os.PathLike, shape: Sequence[int], *, is_converted: bool = False
+) -> np.ndarray:
     """Returns the images in a file, [E, H, W, C] uint8.
 
     Args:
@@ -41,6 +44,8 @@ def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
         name that ends in ".gz" is read as an IDX file. An image's first bytes, not its
         name, tell its format.
       shape: (H, W, C) that the images must have.
+      is_converted: whether image files (in one of `conversion.FORMATS`) of another
+        size or colour mode are converted; IDX files never are.
 
     Raises:
       InputError: the file can't be read, is damaged, or holds images of another shape
@@ -51,6 +56,8 @@ def read(path: str | os.PathLike, shape: Sequence[int]) -> np.ndarray:
         raise errors.InputError(f"{file} is not a file; give image or IDX files")
     if file.suffix.lower() == ".gz" or _starts_like_idx(file):
         images = _read_idx(file, shape)
+    elif is_converted:
+        images = _read_converted(file, shape)
     else:
         images = _read_image(file, shape)
     if images.shape[1:] != tuple(shape):
@@ -102,6 +109,17 @@ def _read_image(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
     except Exception as error:
         raise idx.damaged_file(path, f"damaged ({error})") from error
     return pixels.reshape(1, *pixels.shape[:2], -1)
+
+
+def _read_converted(path: pathlib.Path, shape: Sequence[int]) -> np.ndarray:
+    """Returns the image in an image file, converted to `shape`, [1, H, W, C] uint8."""
+    try:
+        with conversion.quiet_pillow():
+            return conversion.read(path, shape)[np.newaxis]
+    except conversion.UnreadableError as error:
+        raise errors.InputError(
+            f"{path}: can't be read as an image ({error}); give another file"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfmirror.data.examples import Examples
+from tfmirror.data.examples import ExampleSource
 
 # Number of the function `order`. A run records it, since with another one it could not
 # be resumed to the same bits. Version 1 (runs that record none) was
@@ -30,7 +30,7 @@ CIPHER_ROUNDS = 10
 
 
 def per_replica_batches(
-    examples: Examples,
+    examples: ExampleSource,
     *,
     first: int,
     per_replica_batch_sizes: Sequence[int],
@@ -64,29 +64,27 @@ def per_replica_batches(
         list(itertools.accumulate(per_replica_batch_sizes, initial=0)), tf.int64
     )
     global_batch_size = sum(per_replica_batch_sizes)
-    images, labels = examples.variables()
     static_size = (
         per_replica_batch_sizes[0] if len(set(per_replica_batch_sizes)) == 1 else None
     )
 
-    def read(counter: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def indices(counter: tf.Tensor) -> tf.Tensor:
         batch, replica = counter // num_replicas, counter % num_replicas
         epoch, k = batch // batches_per_epoch, batch % batches_per_epoch
         begin = first + k * global_batch_size
         positions = tf.range(begin + starts[replica], begin + starts[replica + 1])
-        indices = order(
+        ordered = order(
             positions,
             shuffle_seed=shuffle_seed,
             epoch=epoch,
             num_examples=num_examples,
         )
-        indices = tf.ensure_shape(indices, [static_size])
-        return tf.gather(images.value(), indices), tf.gather(labels.value(), indices)
+        return tf.ensure_shape(ordered, [static_size])
 
     # Dataset.counter would be endless as well, but calls a function for each number.
     first_element = skipped_batches * num_replicas
     counter = tf.data.Dataset.range(first_element, tf.int64.max).repeat()
-    batches = counter.map(read).prefetch(2 * num_replicas)
+    batches = examples.batches(counter, indices).prefetch(2 * num_replicas)
     return batches.with_options(untuned_options())
 
 
@@ -104,7 +102,7 @@ def untuned_options() -> tf.data.Options:
 
 
 def global_batch(
-    examples: Examples,
+    examples: ExampleSource,
     *,
     first: int,
     global_batch_size: int,
@@ -132,7 +130,7 @@ def global_batch(
         epoch=tf.constant(epoch, tf.int64),
         num_examples=len(examples),
     ).numpy()
-    return examples.images[indices], examples.labels[indices]
+    return examples.read(indices)
 
 
 def order(

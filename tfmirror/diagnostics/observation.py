@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from tfmirror import models
 from tfmirror.data import datasets, pipeline
-from tfmirror.data.datasets import Examples, ImageDataset
+from tfmirror.data.datasets import ImageDataset
+from tfmirror.data.examples import Examples, ExampleSource
 from tfmirror.diagnostics import drift, inspection
 from tfmirror.diagnostics.verification import Observation
 from tfmirror.model_source import ModelSource
@@ -156,9 +157,9 @@ def describe_drifts(
     return found
 
 
-def _first(examples: Examples, number: int) -> Examples:
+def _first(examples: ExampleSource, number: int) -> Examples:
     """Returns the first `number` examples."""
-    return Examples(examples.images[:number], examples.labels[:number])
+    return Examples(*examples.read(np.arange(number)))
 
 
 def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:

@@ -165,7 +165,7 @@ def check_fits(trained: loading.Trained, dataset: datasets.ImageDataset) -> None
     Raises:
       InputError: its images have another shape, or it has more classes.
     """
-    got = dataset.eval.images.shape[1:]
+    got = dataset.eval.image_shape
     if got != trained.input_shape:
         raise errors.InputError(
             f"dataset {dataset.name} must have images of shape "

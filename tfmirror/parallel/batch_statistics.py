@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfmirror.data import pipeline
-from tfmirror.data.datasets import Examples
+from tfmirror.data.examples import ExampleSource
 from tfmirror.models import layer_override, nested_layers
 from tfmirror.parallel import gradients, reduction, replicas, segments, step_loop
 from tfmirror.parallel.microbatches import BatchPlan
@@ -151,7 +151,7 @@ def make_statistics_steps(
 
 def make_segments(
     strategy: tf.distribute.Strategy,
-    examples: Examples,
+    examples: ExampleSource,
     train_plans: Sequence[BatchPlan],
     make_steps: Callable[[BatchPlan], StepLoop],
     *,

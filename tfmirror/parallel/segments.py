@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import multi_device_iterator_ops
 
 from tfmirror.data import pipeline
-from tfmirror.data.datasets import Examples
+from tfmirror.data.examples import ExampleSource
 from tfmirror.models import keras_defaults
 from tfmirror.parallel.microbatches import BatchPlan
 from tfmirror.parallel.step_loop import StepLoop, StepTotals
@@ -45,7 +45,7 @@ class Segment:
 
 def make_segments(
     strategy: tf.distribute.Strategy,
-    examples: Examples,
+    examples: ExampleSource,
     plans: Sequence[BatchPlan],
     make_steps: Callable[[BatchPlan], StepLoop],
     *,
@@ -88,7 +88,7 @@ def make_segments(
 def on_one_batch(
     segment: Segment,
     strategy: tf.distribute.Strategy,
-    examples: Examples,
+    examples: ExampleSource,
     plan: BatchPlan,
 ) -> Segment:
     """Returns `segment` with the first batch in every step, which needs no input.

@@ -14,13 +14,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfmirror import errors, metrics, model_source, models
+from tfmirror import errors, files, metrics, model_source, models
 from tfmirror.model_source import ModelSource
 from tfmirror.models import keras_defaults, variable_names, weight_files
 from tfmirror.models.variable_shapes import variable_shapes
 from tfmirror.rundir import checkpoints, directory, reader
 from tfmirror.rundir.reader import RunRecord
-from tfmirror.rundir.state import START_OF_PASS, RunState
+from tfmirror.rundir.state import START_OF_PASS, RunState, class_names_of
 
 # How paths of batch norm's variables end that it updates in training.
 MOVING_STATISTICS = ("/moving_mean", "/moving_variance")
@@ -36,6 +36,7 @@ class Trained:
     num_classes: int  # K
     # Of the whole model, in its order, with the weights that are evaluated.
     variables: tuple[np.ndarray, ...]
+    class_names: tuple[str, ...] = ()  # [K]; (): not known
     # How a model of the user's own is built again: by its function, or else from the
     # file that Keras wrote.
     own_model: ModelSource | None = None
@@ -177,6 +178,7 @@ def _from_state(
             state.variables[name] for name in _evaluated_names(state, file, warn)
         ),
         own_model=own_model,
+        class_names=_of_number(state.model.class_names, state.model.num_classes),
     )
 
 
@@ -236,6 +238,10 @@ def _from_finished(
         model = _load_weights(file, own_model, run.settings, summary)
     else:
         model = _load_keras(file, run.settings.get("model", ""))
+    try:
+        class_names = class_names_of(summary)
+    except TypeError as error:
+        raise files.damaged(folder / "summary.json", error) from error
     if metrics.weights_sha256(model.variables) != summary.get("weights_sha256"):
         raise _damaged(file, "its weights are not those in summary.json")
     return Trained(
@@ -246,7 +252,13 @@ def _from_finished(
         variables=tuple(variable.numpy() for variable in model.variables),
         own_model=own_model,
         keras_file=file,
+        class_names=_of_number(class_names, model.output_shape[-1]),
     )
+
+
+def _of_number(class_names: tuple[str, ...], num_classes: int) -> tuple[str, ...]:
+    """Returns the names of the classes if there are as many; else none."""
+    return class_names if len(class_names) == num_classes else ()
 
 
 @keras_defaults.scope()

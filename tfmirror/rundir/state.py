@@ -60,6 +60,7 @@ class ModelDescription:
     input_shape: tuple[int, ...]  # (H, W, C)
     num_classes: int  # K
     variables: tuple[str, ...]  # paths of all variables, in the model's order
+    class_names: tuple[str, ...] = ()  # [K]; (): not known, as in old checkpoints
 
     def to_json(self) -> dict[str, Any]:
         """Returns the description as a value for JSON."""
@@ -67,6 +68,7 @@ class ModelDescription:
             "input_shape": list(self.input_shape),
             "num_classes": self.num_classes,
             "variables": list(self.variables),
+            "class_names": list(self.class_names),
         }
 
     @classmethod
@@ -80,7 +82,20 @@ class ModelDescription:
             tuple(value["input_shape"]),
             value["num_classes"],
             tuple(value["variables"]),
+            class_names_of(value),
         )
+
+
+def class_names_of(value: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the names of the classes in a summary or the description of a model.
+
+    Raises:
+      TypeError: they are no texts. Without any the result is empty.
+    """
+    names = value.get("class_names", [])
+    if not (isinstance(names, list) and all(isinstance(n, str) for n in names)):
+        raise TypeError("class_names is not a list of texts")
+    return tuple(names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +124,8 @@ class TrainingSetup(Protocol):
     @property
     def model(self) -> keras.Model: ...
     @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
     def variables(self) -> dict[str, keras.Variable]: ...
 
 
@@ -121,7 +138,7 @@ def capture(training_setup: TrainingSetup, position: RunProgress) -> RunState:
         data_sha256=training_setup.data_sha256,
         position=position,
         num_steps=position.num_steps(training_setup.steps_per_epoch),
-        model=describe_model(training_setup.model),
+        model=describe_model(training_setup.model, training_setup.class_names),
         variables={
             name: variable.numpy()
             for name, variable in _trained_variables(training_setup).items()
@@ -145,12 +162,15 @@ def settings_to_record(
     return record
 
 
-def describe_model(model: keras.Model) -> ModelDescription:
+def describe_model(
+    model: keras.Model, class_names: tuple[str, ...] = ()
+) -> ModelDescription:
     """Returns the description of a model from images [b, H, W, C] to logits [b, K]."""
     return ModelDescription(
         input_shape=tuple(model.input_shape[1:]),
         num_classes=model.output_shape[-1],
         variables=tuple(variable_names.names_of(model)),
+        class_names=class_names,
     )
 
 

@@ -168,6 +168,7 @@ def summarize(
         "num_classes": training_setup.dataset.num_classes,
         "num_train_examples": len(training_setup.dataset.train),
         "num_eval_examples": len(training_setup.dataset.eval),
+        "class_names": list(training_setup.class_names),
         "num_replicas": num_replicas,
         "num_workers": 1,
         "devices": list(training_setup.devices.names),

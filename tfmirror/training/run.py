@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfmirror import config, errors, model_source
+from tfmirror.data import streaming
 from tfmirror.data.datasets import ImageDataset
 from tfmirror.diagnostics import drift, non_finite
 from tfmirror.models import keras_defaults
@@ -82,7 +83,11 @@ def train(
         if not (folder := previous.directory):
             folder = workdir.create(settings.workdir, _default_name(resolved))
             locks.enter_context(workdir.lock_new(folder))
-        with directory.stops_on_os_errors(folder):
+        data = training_setup.dataset
+        with (
+            directory.stops_on_os_errors(folder),
+            streaming.stops_on_unreadable_files(data.train, data.eval),
+        ):
             watch = interruption.Watch()
             run = Run(training_setup, folder, previous, terminal=terminal, watch=watch)
             summary = run.complete()

@@ -14,8 +14,9 @@ import keras
 import tensorflow as tf
 
 from tfmirror import config, errors, model_source, models, recipes
-from tfmirror.data import augmentation, datasets, pipeline
-from tfmirror.data.datasets import Examples, ImageDataset
+from tfmirror.data import augmentation, datasets, image_folder, pipeline
+from tfmirror.data.datasets import ImageDataset
+from tfmirror.data.examples import ExampleSource
 from tfmirror.diagnostics import non_finite
 from tfmirror.model_source import ModelSource
 from tfmirror.models import freezing, kernel_gradient, own_model, variable_names
@@ -69,6 +70,11 @@ class TrainingSetup:
         names = variable_names.names_of(self.model)
         model = dict(zip(names, self.model.variables, strict=True))
         return model | self.optimizer.named_variables
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; (): not known."""
+        return self.dataset.class_names
 
     @property
     def steps_per_epoch(self) -> int:
@@ -183,14 +189,7 @@ def prepare(
         source = initial_weights.read(
             settings.initial_weights, new_head=settings.new_head, own_model=given.model
         )
-    limits = {
-        "limit_train_examples": settings.limit_train_examples,
-        "limit_eval_examples": settings.limit_eval_examples,
-    }
-    if given.dataset:
-        dataset = datasets.limited(datasets.check(given.dataset), **limits)
-    else:
-        dataset = datasets.load(settings.dataset, settings.data_dir, **limits)
+    dataset = load_data(settings, given.dataset)
     model = given.model or settings.model
     if settings.deterministic:
         runtime.use_deterministic_operations()
@@ -210,6 +209,29 @@ def prepare(
         raise errors.InputError(f"the checkpoint does not fit: {error}") from error
     began_with = InitialWeights(state.settings.get("initial_weights_sha256", ""))
     return dataclasses.replace(training_setup, initial=began_with)
+
+
+def load_data(
+    settings: config.ResolvedConfig, given: ImageDataset | None
+) -> ImageDataset:
+    """Returns the data that a run trains on: those that are given, or else by name.
+
+    Raises:
+      InputError: they can't be had, or are not as ImageDataset describes them.
+    """
+    limits = {
+        "limit_train_examples": settings.limit_train_examples,
+        "limit_eval_examples": settings.limit_eval_examples,
+    }
+    if given:
+        return datasets.limited(datasets.check(given), **limits)
+    options = image_folder.Options(
+        image_size=settings.image_size,
+        channels=settings.channels,
+        eval_fraction=settings.eval_fraction,
+        in_memory=settings.data_in_memory,
+    )
+    return datasets.load(settings.dataset, settings.data_dir, options=options, **limits)
 
 
 def assemble(
@@ -309,7 +331,7 @@ def assemble(
 def plan(
     settings: config.ResolvedConfig,
     microbatches_per_replica: Sequence[int],
-    examples: Examples,
+    examples: ExampleSource,
 ) -> tuple[BatchPlan, ...]:
     """Returns the BatchPlans of a pass over `examples`."""
     return microbatches.plan_epoch(
@@ -349,7 +371,7 @@ def build(
     with strategy.scope():
         built = models.build(
             model,
-            dataset.train.images.shape[1:],
+            dataset.train.image_shape,
             dataset.num_classes,
             precision=settings.precision,
             init=settings.init or None,
