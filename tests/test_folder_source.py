@@ -2,8 +2,11 @@
 
 import hashlib
 import itertools
+import json
 import os
 import pathlib
+import subprocess
+import sys
 
 import image_files
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 import tensorflow as tf
 from helpers import make_call
 
-from tfmirror import config, errors, hardware, train
+from tfmirror import config, errors, hardware, inspect_replicas, train
 from tfmirror.data import (
     conversion,
     datasets,
@@ -325,3 +328,93 @@ def test_the_digest_of_arrays_is_as_it_was():
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
     assert datasets.sha256(digits) == digest.hexdigest()
+
+
+def test_inspect_replicas_takes_images_of_a_folder(folder, capsys):
+    """The labels are those of the first examples, two on each replica."""
+    call_inspect = make_call(
+        inspect_replicas.main, inspect_replicas.InspectConfig, inspect_replicas.check
+    )
+    arguments = ["--gpus=2", "--dataset=folder", f"--data_dir={folder}"]
+    sizes = ["--image_size=24x20", "--channels=1", "--eval_fraction=0.2"]
+    code, out, _ = call_inspect(capsys, *arguments, *sizes, "--json")
+    options = Options((24, 20), channels=1, eval_fraction=0.2)
+    train_labels = datasets.load("folder", str(folder), options=options).train.labels
+    assert code == 0
+    assert sum(json.loads(out)["labels"], []) == train_labels[:4].tolist()
+    code, _, err = call_inspect(capsys, "--image_size=24x20")
+    assert code == 2 and "image_size has an effect with dataset=folder alone" in err
+
+
+FLAT = """
+import pathlib, sys
+import numpy as np, PIL.Image
+from tfmirror.data import datasets, pipeline
+from tfmirror.data.image_folder import Options
+
+def resident():
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+folder, options = sys.argv[1], Options((96, 96), eval_fraction=0.1, in_memory="no")
+examples = datasets.load("folder", folder, options=options).train
+batches = iter(pipeline.per_replica_batches(
+    examples, first=0, per_replica_batch_sizes=(16, 16), batches_per_epoch=10,
+    shuffle_seed=0,
+))
+before, sizes = resident(), []
+for k in range(400):
+    next(batches)
+    sizes.append(resident())
+print(max(sizes) - before, max(sizes[100:]) - min(sizes[100:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not pathlib.Path("/proc/self/statm").exists(), reason="reads Linux's /proc"
+)
+def test_streaming_takes_little_memory_and_no_more_with_time(tmp_path):
+    """20 epochs of 320 images and more: 9 MB as they are trained on, each epoch."""
+    image_files.write_folder(tmp_path / "images", 360, sides=(200, 300))
+    process = subprocess.run(
+        [sys.executable, "-c", FLAT, str(tmp_path / "images")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    taken, growth = map(int, process.stdout.split())
+    assert taken < 200 * 2**20 and growth < 50 * 2**20
+
+
+@pytest.mark.slow
+def test_three_thousand_images_of_forty_classes_are_read(tmp_path, capsys, monkeypatch):
+    """Of 200 to 1,000 pixels a side, ten of them odd and six damaged."""
+    images = tmp_path / "images"
+    image_files.main(images)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    arguments = ["--dataset=folder", f"--data_dir={images}", "--image_size=64x64"]
+    code, out, err = call(capsys, *arguments, "--gpus=2")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "6 of 3,096 images can't be read" in err and "odd" not in err
+    assert list((tmp_path / "cwd").iterdir()) == []
+    for name in (
+        "cut.jpg",
+        "empty.png",
+        "text.jpg",
+        "zeros.png",
+        "cut.gif",
+        "head.png",
+    ):
+        assert str(images / "train/c01" / name) in err
+        (images / "train/c01" / name).unlink()
+    options = Options((64, 64), in_memory="no")
+    loaded = datasets.load("folder", str(images), options=options)
+    assert (len(loaded.train), len(loaded.eval)) == (3010, 80)
+    assert loaded.num_classes == 40
+    for k in (0, 1000, 3009):
+        path = pathlib.Path(loaded.train.files.path(k))
+        if "odd" not in path.name:
+            (found,), _ = loaded.train.read(np.array([k]))
+            np.testing.assert_array_equal(found, expected_pixels(path, (64, 64)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tfmirror import command, config, errors, model_source, recipes
+from tfmirror import command, config, errors, folder_settings, model_source, recipes
 from tfmirror.settings import check_fields, setting, setting_of
 from tfmirror.train_config import TrainConfig
 
@@ -44,6 +44,9 @@ class InspectConfig:
         ),
     )
     data_dir: str = setting_of(TrainConfig, "data_dir")
+    image_size: str | tuple[int, ...] = setting_of(TrainConfig, "image_size")
+    channels: int = setting_of(TrainConfig, "channels")
+    eval_fraction: float = setting_of(TrainConfig, "eval_fraction")
     gpus: int = setting_of(TrainConfig, "gpus")
     device_type: str = setting_of(TrainConfig, "device_type")
     num_examples: int = setting(
@@ -68,6 +71,7 @@ def check(settings: InspectConfig) -> None:
     """Raises InputError at the first setting that is wrong for any model."""
     check_fields(settings)
     config.check_seed(settings.seed)
+    folder_settings.check(settings.dataset or "digits", settings)
 
 
 def main(settings: InspectConfig) -> None:
@@ -93,7 +97,7 @@ def inspect(
     import keras
 
     from tfmirror import models
-    from tfmirror.data import datasets
+    from tfmirror.data import datasets, image_folder
     from tfmirror.diagnostics import inspection
     from tfmirror.models import own_model
     from tfmirror.parallel import devices, runtime
@@ -104,7 +108,12 @@ def inspect(
     num_examples = settings.num_examples * chosen.num_replicas
     usual = recipes.INSPECTED_DATASETS.get(settings.model, "digits")
     name = settings.dataset or usual
-    dataset = datasets.load(name, settings.data_dir)
+    options = image_folder.Options(
+        image_size=folder_settings.parse_size(settings.image_size),
+        channels=folder_settings.resolve_channels(name, settings.channels),
+        eval_fraction=settings.eval_fraction,
+    )
+    dataset = datasets.load(name, settings.data_dir, options=options)
     if num_examples > len(dataset.train):
         raise errors.InputError(
             f"num_examples must be at most {len(dataset.train)} training examples "
