@@ -16,7 +16,8 @@ from tfmirror.rundir import environment
 from tfmirror.training import progress, run, setup, terminal
 
 SUMMARY_KEYS = (
-    "model dataset num_train_examples num_eval_examples class_names num_replicas "
+    "model input_shape dataset num_classes num_train_examples num_eval_examples "
+    "class_names num_replicas "
     "num_workers devices stand_in_devices global_batch_size num_microbatches "
     "precision seed trace_seconds epochs skipped_steps final_eval_accuracy "
     "weights_sha256"
