@@ -93,15 +93,14 @@ def write_damaged(folder, whole):
 
 
 def main(folder, num_images=3000, num_classes=40, smallest=200, largest=1000):
-    """Writes folder/train and folder/val, with ten odd and six damaged files."""
+    """Writes folder/train and folder/val; returns the paths of the damaged files."""
     folder = pathlib.Path(folder)
     sides = int(smallest), int(largest)
     train = write_folder(folder / "train", int(num_images), int(num_classes), sides)
     write_folder(folder / "val", 2 * int(num_classes), int(num_classes), sides, seed=1)
     write_odd(folder / "train/c00", np.random.default_rng(2), sides[0])
-    for path in write_damaged(folder / "train/c01", train[0]):
-        print(path)
+    return write_damaged(folder / "train/c01", train[0])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(*main(*sys.argv[1:]), sep="\n")

@@ -418,3 +418,32 @@ def test_three_thousand_images_of_forty_classes_are_read(tmp_path, capsys, monke
         if "odd" not in path.name:
             (found,), _ = loaded.train.read(np.array([k]))
             np.testing.assert_array_equal(found, expected_pixels(path, (64, 64)))
+
+
+ENDS = """
+import sys
+from tfmirror.data import datasets, pipeline
+from tfmirror.data.image_folder import Options
+
+options = Options((256, 256), eval_fraction=0.1, in_memory="no")
+examples = datasets.load("folder", sys.argv[1], options=options).train
+batches = iter(pipeline.per_replica_batches(
+    examples, first=0, per_replica_batch_sizes=(8, 8), batches_per_epoch=2
+))
+next(batches)
+print("ends")
+"""
+
+
+@pytest.mark.training
+def test_a_process_ends_while_a_pipeline_reads(tmp_path):
+    """It would wait for a thread that can't enter Python any more."""
+    image_files.write_folder(tmp_path / "images", 30, sides=(200, 300))
+    process = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path / "images")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (0, "ends\n")

@@ -3,8 +3,10 @@
 examples = StreamedExamples(files, (64, 64, 3), digests)
 """
 
+import atexit
 import contextlib
 import dataclasses
+import time
 import typing
 from collections.abc import Callable, Iterator
 
@@ -20,6 +22,7 @@ if typing.TYPE_CHECKING:
 
     import tensorflow as tf
 
+QUIET_SECONDS = 0.1  # without a call, after which no thread of TensorFlow comes again
 MOST_BATCHES_AT_ONCE = 16  # that are read at the same time; they take memory
 
 
@@ -99,12 +102,13 @@ class StreamedExamples:
 
         What is not returned is empty.
         """
-        contents = self._contents(indices)
-        if contents and all(
-            conversion.is_plain_png(c, self.image_shape) for c in contents
-        ):
-            return np.array(contents, object), np.empty((0, 0, 0, 0), np.uint8)
-        return np.empty(0, object), self._convert(indices, contents)
+        with _at_exit.calling():
+            contents = self._contents(indices)
+            if contents and all(
+                conversion.is_plain_png(c, self.image_shape) for c in contents
+            ):
+                return np.array(contents, object), np.empty((0, 0, 0, 0), np.uint8)
+            return np.empty(0, object), self._convert(indices, contents)
 
     def batches(
         self,
@@ -115,6 +119,7 @@ class StreamedExamples:
         import tensorflow as tf
 
         conversion.ignore_pillow_warnings()
+        _at_exit.register()
         with tf.device("CPU"):
             labels = tf.constant(self.labels)
 
@@ -140,6 +145,49 @@ class StreamedExamples:
     def update_digest(self, digest: "hashlib._Hash") -> None:
         """Adds all images and labels to a digest, and shapes and dtypes."""
         update_digest(digest, self.image_shape, self.digests, self.labels)
+
+
+class _AtExit:
+    """Keeps TensorFlow's threads out of Python while it ends.
+
+    A thread that enters Python then never returns, and the deletion of an iterator that
+    is still there waits for it for ever (TensorFlow 2.21).
+    """
+
+    def __init__(self) -> None:
+        """Registers nothing yet."""
+        self._is_registered = self._is_ending = False
+        self._last_call = 0.0
+        self._running: set[object] = set()
+
+    def register(self) -> None:
+        """Lets the end of Python wait for the threads; the first call counts."""
+        if not self._is_registered:
+            self._is_registered = True
+            atexit.register(self._end)
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """Notes that a thread is in Python; raises an error while Python ends."""
+        if self._is_ending:
+            self._last_call = time.monotonic()
+            raise conversion.UnreadableError("the process ends")
+        running = object()
+        self._running.add(running)
+        try:
+            yield
+        finally:
+            self._running.discard(running)
+            self._last_call = time.monotonic()
+
+    def _end(self) -> None:
+        """Waits until what the pipelines hold in advance is filled, with errors."""
+        self._is_ending, self._last_call = True, time.monotonic()
+        while self._running or time.monotonic() - self._last_call < QUIET_SECONDS:
+            time.sleep(QUIET_SECONDS / 10)
+
+
+_at_exit = _AtExit()
 
 
 def _decode_png(contents: "tf.Tensor", shape: tuple[int, ...]) -> "tf.Tensor":
