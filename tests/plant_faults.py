@@ -37,9 +37,9 @@ class Fault:
 FAULTS = (
     # data
     Fault(
-        "tfmirror/data/pipeline.py",
-        "tf.gather(labels.value(), indices)",
-        "tf.gather(labels.value(), indices[::-1])",
+        "tfmirror/data/examples.py",
+        "tf.gather(labels.value(), chosen)",
+        "tf.gather(labels.value(), chosen[::-1])",
         "pipeline",
     ),
     Fault(
@@ -191,8 +191,8 @@ FAULTS = (
     # commands and settings
     Fault(
         "tfmirror/evaluate.py",
-        'values |= {"data_dir": "", "limit_eval_examples": 0}',
-        'values |= {"data_dir": ""}',
+        'values |= {"data_dir": "", "limit_eval_examples": 0, "eval_fraction": 0.0}',
+        'values |= {"data_dir": "", "eval_fraction": 0.0}',
         "evaluate",
     ),
     Fault(

@@ -220,7 +220,7 @@ def test_what_breaks_a_claim_is_named(capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--image_size=28"], "image_size must be height x width in pixels, such as 9"),
+        (["--image_size=28"], "image_size must be height x width in pixels"),
         (["--image_size=0x3"], "image_size must be height x width"),
         (["--channels=0"], "channels must be at least 1"),
         (["--model=no_such.py:f"], "model must be of an existing file"),
