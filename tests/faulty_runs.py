@@ -204,14 +204,26 @@ def made_fast():
     from tfmirror import models
     from tfmirror.parallel import segments
     from tfmirror.reporting import plots
+    from tfmirror.rundir import state
     from tfmirror.training import setup
 
     made, assemble, make_segments = {}, setup.assemble, segments.make_segments
 
-    def assemble_once(settings, chosen, dataset, per_replica, position, source=None):
+    def assemble_once(
+        settings,
+        chosen,
+        dataset,
+        per_replica,
+        *,
+        model,
+        position=state.START_OF_RUN,
+        source=None,
+    ):
         key = (chosen.num_replicas, settings.epochs)
         if key not in made:
-            built = assemble(settings, chosen, dataset, per_replica, position)
+            built = assemble(
+                settings, chosen, dataset, per_replica, model=model, position=position
+            )
             made[key] = built, {n: v.numpy() for n, v in built.variables.items()}
         built, values = made[key]
         for name, variable in built.variables.items():
