@@ -149,7 +149,10 @@ def test_inspect_replicas_shows_the_same(use_other_settings):
 def test_verify_observes_the_same(use_other_settings):
     def observe():
         seen = observation.observe(1, "probe", "cpu")
-        return {claim: [a.tobytes() for a in arrays] for claim, arrays in seen.items()}
+        return {
+            claim: {name: array.tobytes() for name, array in arrays.items()}
+            for claim, arrays in seen.items()
+        }
 
     expected = observe()
     use_other_settings()
