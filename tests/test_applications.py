@@ -1,6 +1,6 @@
 """Well-known networks: the same bits on 1, 2 and 4 replicas, and Keras' gradients.
 
-Each takes minutes to compile; the vision transformer stands for them in quick runs.
+Each takes minutes to compile; the vision transformer stands for them in shorter runs.
 """
 
 import applications
@@ -63,6 +63,7 @@ def remove_dropout(model):
                 setattr(layer, name, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", CASES)
 def test_the_bits_are_the_same_on_1_2_and_4_replicas(function):
     on_one = train(function, (4,))

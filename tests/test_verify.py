@@ -197,6 +197,7 @@ def test_wrong_flags_are_one_line(capsys, argv):
 OWN = Path(own_models.__file__)
 
 
+@pytest.mark.slow
 @pytest.mark.training
 def test_a_model_of_the_users_own_is_proved(capsys):
     model = f"--model={OWN}:of_9x12x3"
