@@ -74,6 +74,13 @@ def test_the_bits_are_the_same_on_1_2_and_4_replicas(function):
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+def freeze_batch_norm(model):
+    """Makes batch norm use its moving statistics, in place."""
+    for layer in nested_layers.all_layers(model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
+
+
 def gradient_of_plain_keras(function, values, dtype):
     """Returns the gradient of the first batch's mean loss, by a tape on one device.
 
@@ -85,6 +92,7 @@ def gradient_of_plain_keras(function, values, dtype):
     try:
         model = function(SHAPE, NUM_CLASSES)
         remove_dropout(model)
+        freeze_batch_norm(model)
         for variable, value in zip(model.variables, values, strict=True):
             variable.assign(value)
         examples = make_examples(BATCH * NUM_STEPS, shape=SHAPE)
@@ -109,11 +117,13 @@ def distance(found, exact):
 
 
 @pytest.mark.parametrize("function", CASES)
-def test_a_gradient_is_as_exact_as_that_of_plain_keras(function):
-    """On a whole batch, since batch norm takes the statistics of a microbatch.
+def test_a_gradient_is_as_exact_as_that_of_plain_keras(function, record_property):
+    """Both are compared with float64.
 
-    Deep networks with batch norm and eight examples magnify the rounding of float32. So
-    both are compared with float64.
+    Batch norm uses its moving statistics. With those of eight examples, at the first
+    step, these networks magnify the rounding of float32 to 1e-4 and 3e-2 of the
+    gradient, in plain Keras too, so that nothing could be told. Its own gradient is
+    compared in test_fused_batch_norm.py.
     """
     strategy = make_strategy(1)
     keras.utils.set_random_seed(0)
@@ -121,6 +131,7 @@ def test_a_gradient_is_as_exact_as_that_of_plain_keras(function):
         source = model_source.of_function(function)
         model = models.build(source, SHAPE, NUM_CLASSES)
     remove_dropout(model)
+    freeze_batch_norm(model)
     values = [v.numpy() for v in model.variables]
     exact = gradient_of_plain_keras(function, values, "float64")
     plain = gradient_of_plain_keras(function, values, "float32")
@@ -132,5 +143,7 @@ def test_a_gradient_is_as_exact_as_that_of_plain_keras(function):
     # The same layers, under the names that each building gave them.
     found = dict(zip(exact, found.values(), strict=True))
     plain = dict(zip(exact, plain.values(), strict=True))
-    print(function.__name__, distance(found, exact), distance(plain, exact))
-    assert distance(found, exact) <= 2 * distance(plain, exact) + 1e-5
+    ours, keras_own = distance(found, exact), distance(plain, exact)
+    text = f"{function.__name__}: {ours:.1e} from float64, Keras {keras_own:.1e}"
+    record_property("shown", text)
+    assert ours <= 1e-5 and ours <= 2 * keras_own

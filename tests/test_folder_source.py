@@ -315,6 +315,14 @@ def test_other_errors_pass_through():
             raise tf.errors.UnknownError(None, None, "another")
 
 
+def test_a_run_that_was_asked_to_end_says_so_although_a_file_has_changed(folder):
+    examples = load(folder, "no").train
+    examples.problems.append("a file that was read in advance")
+    with pytest.raises(errors.InterruptedRunError, match="after step 3; wrote"):
+        with streaming.stops_on_unreadable_files(examples):
+            raise errors.InterruptedRunError("interrupted after step 3; wrote x")
+
+
 def make_examples_without_problems():
     return datasets.load("digits", limit_train_examples=3).train
 

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import linecache
 import pathlib
 import sys
 
@@ -72,7 +73,16 @@ def test_every_function_has_a_name_that_could_stand_in_a_flag():
         assert name.split(":")[1] in ("within", "function")
 
 
-def test_a_function_without_a_file_has_the_digest_of_its_text():
+def test_a_function_of_a_notebook_has_the_digest_of_its_text(monkeypatch):
+    text, name = "def build(shape, k): return 1\n", "<ipython-input-1>"
+    monkeypatch.setitem(linecache.cache, name, (len(text), None, [text], name))
+    built = {}
+    exec(compile(text, name, "exec"), built)
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    assert model_source.of_function(built["build"]).sha256 == expected
+
+
+def test_a_function_whose_text_is_not_known_has_no_digest():
     built = {}
     exec("def build(shape, k): return 1", built)
     assert model_source.of_function(built["build"]).sha256 == ""

@@ -247,6 +247,12 @@ def test_wrong_data_from_python_are_refused(tmp_path, changes, says):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_data_of_another_kind_are_refused(tmp_path):
+    arrays = make_examples(4)
+    with pytest.raises(errors.InputError, match="dataset must be one of datasets.from"):
+        train(tmp_path / "run", dataset=(arrays.images, arrays.labels))
+
+
 def test_a_folder_of_data_is_refused_beside_data_from_python(tmp_path):
     with pytest.raises(errors.InputError, match="data_dir must be empty, since a data"):
         train(tmp_path / "run", dataset=make_dataset(), data_dir=str(tmp_path))

@@ -62,7 +62,7 @@ class Totals:
 
 
 def counts_top5(num_classes: int) -> bool:
-    """Returns whether an evaluation of so many classes counts `Totals.num_top5`."""
+    """Returns whether `Totals.num_top5` is counted with `num_classes` classes."""
     return num_classes > MOST_CLASSES_WITHOUT_TOP5
 
 

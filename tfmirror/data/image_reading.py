@@ -103,7 +103,7 @@ def _for_each(read: Callable[[int], None], indices: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _shown_progress(number: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that says that so many more images are read."""
+    """Yields a function that takes the number of images read since it was called."""
     # Not standard output, which may be one JSON object.
     output = console.Console(stderr=True, highlight=False)
     columns = (

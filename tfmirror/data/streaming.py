@@ -208,9 +208,12 @@ def stops_on_unreadable_files(*sources: ExampleSource) -> Iterator[None]:
     Raises:
       TrainingStoppedError: a file of streamed examples can't be read any more.
     """
+    import tensorflow as tf
+
     try:
         yield
-    except Exception as error:
+    # Others, such as that of a run that was asked to end, stay as they are.
+    except (tf.errors.OpError, conversion.UnreadableError) as error:
         streamed = [s for s in sources if isinstance(s, StreamedExamples)]
         problems = [problem for source in streamed for problem in source.problems]
         if streamed and not problems and "DecodePng" in str(error):

@@ -251,7 +251,7 @@ def make_layer_outputs(
       batch_size: b.
     """
     outputs = {}
-    for layer in model.layers[1:] if _begins_with_input(model) else model.layers:
+    for layer in model.layers:
         try:
             outputs[layer.name] = layer.output
         except (AttributeError, ValueError):  # not one output
@@ -277,11 +277,6 @@ def make_layer_outputs(
     images = tf.TensorSpec([batch_size, *model.input_shape[1:]], tf.uint8)
     compiled = tf.function(compute, autograph=False)
     return list(outputs), compiled.get_concrete_function(weights, state, images)
-
-
-def _begins_with_input(model: keras.Model) -> bool:
-    """Returns whether the first of a model's layers stands for its inputs."""
-    return isinstance(model.layers[0], keras.layers.InputLayer)
 
 
 def _replica_outputs_and_masks(

@@ -218,10 +218,11 @@ def check_precision(model: keras.Model, policy: str) -> None:
     layers = [layer for layer in nested_layers.all_layers(model) if layer.weights]
     computed = {layer.compute_dtype for layer in layers}
     if expected not in computed:
+        got = sorted(computed)
         raise errors.InputError(
             f"precision={expected} has no effect on model {model.name}: its layers "
-            f"compute in {', '.join(sorted(computed))}; make them without a dtype of "
-            "their own, or remove --precision"
+            f"compute in {', '.join(got)}; make them without a dtype of their own, or "
+            f"give --precision={got[0]}"
         )
     if "float16" in computed and expected != "float16":
         raise errors.InputError(

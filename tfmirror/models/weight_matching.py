@@ -27,7 +27,7 @@ class Match:
       foreign: names that the model lacks.
       differing: names whose shapes or dtypes differ, each with both.
       new_head: path of the layer whose weights are not taken; "": none.
-      left_out: paths of the layers that were saved and are not taken in its place.
+      left_out: paths of the saved layers that the new head replaces.
     """
 
     taken: dict[str, tuple[keras.Variable, np.ndarray]]

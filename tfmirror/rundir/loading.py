@@ -101,7 +101,7 @@ def check_own_model(settings: dict[str, Any], own_model: ModelSource | None) -> 
         raise errors.InputError(
             f"the run's model is {of_run} of a file with the SHA-256 {digest[:12]}: "
             f"got --model={own_model.name} of one with {own_model.sha256[:12]}; give "
-            "the file as it was then"
+            "the same function of the file as it was then"
         )
 
 

@@ -115,6 +115,8 @@ def _with_given(
         config.check(settings)
         source = model_source.load(settings.model)
     if dataset is not None:
+        is_met = isinstance(dataset, ImageDataset)
+        errors.require(is_met, "dataset", dataset, "one of datasets.from_splits")
         expected = "empty, since a dataset is given"
         errors.require(not settings.data_dir, "data_dir", settings.data_dir, expected)
         settings = dataclasses.replace(settings, dataset=dataset.name)
