@@ -121,8 +121,8 @@ def test_a_gradient_is_as_exact_as_that_of_plain_keras(function, record_property
     """Both are compared with float64.
 
     Batch norm uses its moving statistics. With those of eight examples, at the first
-    step, these networks magnify the rounding of float32 to 1e-4 and 3e-2 of the
-    gradient, in plain Keras too, so that nothing could be told. Its own gradient is
+    step, these networks magnify the rounding of float32, in plain Keras up to 2e-2 of
+    the gradient, so that nothing could be told. Its own gradient is
     compared in test_fused_batch_norm.py.
     """
     strategy = make_strategy(1)
